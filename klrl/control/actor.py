@@ -15,6 +15,7 @@ from tensordict.nn import (
 )
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.special import ndtr
 from torchrl.data import Binary, Bounded, TensorSpec
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.data import MultiCategorical as MultiCategoricalSpec
@@ -30,6 +31,7 @@ from klrl.config import (
     GaussianActorConfig,
     factory,
 )
+from klrl.control.copies import VectorGymEnv
 from klrl.control.distributions import (
     Bernoulli,
     Categorical,
@@ -147,6 +149,32 @@ def make_agent(
     """
     how = {"normalize": normalize, "separate": separate, "mixed": mixed}
     return factory("actor", config, CONTROL)(config, env, **how)
+
+
+@torch.no_grad()
+def range_notes(config: ActorConfig, agent: Agent, env: VectorGymEnv) -> list[str]:
+    """Return a line for the first number of an action whose range a new Gaussian does not fit.
+
+    Over 45 % are clipped, the range is wider than 20 standard deviations, or 0 is outside.
+    """
+    if type(agent.family) is not Normal or config.init is not None:
+        return []
+    zeros = next(agent.actor.parameters()).new_zeros(1, agent.policy_net.inputs)
+    mean, std = (x[0] for x in agent.policy_net(zeros))
+    low, high = (torch.from_numpy(bound).to(mean) for bound in (env.low, env.high))
+    width, clipped = (high - low) / std, 1 - ndtr((high - mean) / std) + ndtr((low - mean) / std)
+    finite = width < 1e30  # float32's largest number often stands for infinity
+    wrong = (clipped > 0.45) | (low > 0) | (high < 0) | (finite & (width > 20))
+    if not (wrong := wrong & (width > 0)).any():
+        return []
+    i, cure = int(wrong.int().argmax()), f"choose {config.distribution_setting}=tanh_normal"
+    if isinstance(config, CNNActorConfig) or not (finite & (width > 0)).all():
+        cure = "rescale them by a wrapper, as in env.wrappers=[module:Wrapper]"
+    return [
+        f"actions: number {i} has the range {low[i]:g} to {high[i]:g}, {width[i]:.4g} standard "
+        f"deviations of the first policy, and {clipped[i]:.0%} of its draws are clipped to it, "
+        f"without a gradient; {cure}"
+    ]
 
 
 def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:

@@ -12,6 +12,7 @@ autoreset, SyncVectorEnv also moves an episode's last observation to the info.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,7 +48,7 @@ from klrl.control.answers import (
     require_observation,
     require_picture,
 )
-from klrl.control.episodes import Episodes, replayed, why_unrepeatable
+from klrl.control.episodes import Episodes, Say, replayed, why_unrepeatable
 from klrl.control.gym_make import make_gym, wrappers_of
 from klrl.control.observation import Layout, Packed, flattened, layout_of
 
@@ -76,7 +77,7 @@ class VectorGymEnv(EnvBase):
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
         make: a function that makes a copy; default ``gymnasium.make`` of the id.
         setting: the name of the environment in errors; default ``env.id=...``.
-        action_mask: the value of ``env.action_mask``.
+        action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
         batch: whether MuJoCo may step the copies as one batch, which requires equal copies.
     """
 
@@ -91,6 +92,7 @@ class VectorGymEnv(EnvBase):
         make: Callable[[], gymnasium.Env] | None = None,
         setting: str | None = None,
         action_mask: str = "auto",
+        channels: str = "auto",
         batch: bool = True,
     ) -> None:
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
@@ -101,7 +103,7 @@ class VectorGymEnv(EnvBase):
         make = make or partial(make_gym, env_id, kwargs or {})
         first = make()
         spaces = first.observation_space, first.action_space
-        self.layout = layout_of(self._setting, *spaces, action_mask)
+        self.layout = layout_of(self._setting, *spaces, action_mask, channels)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
         #: Lines for the user about the conversion of observations and actions.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
@@ -125,7 +127,8 @@ class VectorGymEnv(EnvBase):
                 f"{self._setting}: gives two copies the same environment; make a new one per call"
             )
         self._envs = [_make_flat(copy, self.layout) for copy in copies]
-        self._make = lambda: _make_flat(make(), self.layout)
+        # Trial steps see the numbers before their conversion to float32.
+        self._make = lambda: _make_flat(make(), self.layout and replace(self.layout, dtype="f8"))
         self._episodes: Episodes | None = None
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
@@ -153,7 +156,7 @@ class VectorGymEnv(EnvBase):
         self.done_spec = Composite(flags, shape=(n,))
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
-            self._low, self._high = action.low.reshape(-1), action.high.reshape(-1)
+            self.low, self.high = action.low.reshape(-1), action.high.reshape(-1)  # each [A]
         self._converted = conversion(action)
 
     @property
@@ -212,7 +215,7 @@ class VectorGymEnv(EnvBase):
         """
         if self._box:
             # np.clip takes three times as long.
-            action = np.minimum(np.maximum(action, self._low), self._high)
+            action = np.minimum(np.maximum(action, self.low), self.high)
         given = action if self._converted is None else self._converted(action)
         self._place.step += 1
         if self._episodes is not None:
@@ -327,10 +330,10 @@ class VectorGymEnv(EnvBase):
 
     # ---------------------------------------------------------------------- running episodes
 
-    def keep_episodes(self) -> str:
+    def keep_episodes(self, say: Say = lambda _: None) -> str:
         """Record episodes from the next reset on, or return the reason why none can be replayed."""
         if self._episodes is None:
-            if why := why_unrepeatable(self._make, self._step_timeout):
+            if why := why_unrepeatable(self._make, self._step_timeout, say):
                 return why
             self._episodes = Episodes(self._answers)
         return ""

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from klrl.control.networks import ACTIVATIONS, orthogonal
-from klrl.control.observation import Layout, ObservationPart
+from klrl.control.observation import BRIGHTEST, Layout, ObservationPart
 
 #: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
 MakeCNN = Callable[[int], nn.Module]
@@ -90,7 +90,7 @@ def _encoder(
         return Embedding(entry.counts, width), width
     assert cnn is not None
     stack = CNNS[cnn](entry.pixels[0])
-    images = Images(entry, stack, scale)
+    images = Images(entry, stack, entry.high if scale == BRIGHTEST else scale)
     if width is None:
         return images, images.out_features
     linear = orthogonal(nn.Linear(images.out_features, width), math.sqrt(2))
@@ -158,7 +158,7 @@ class Images(nn.Module):
 def images_of(entry: ObservationPart, pixels: Tensor, scale: float) -> Tensor:
     """Rearrange pixels [..., S] to images [B, channels, height, width]; divide by ``scale``."""
     images = pixels.float().reshape(-1, *entry.shape) / scale
-    if entry.channels_last:
+    if entry.channels_last and entry.shape[-1] > 1:
         images = images.movedim(-1, -3).contiguous()
     return images.reshape(-1, *entry.pixels)
 
@@ -223,9 +223,6 @@ Size = int | tuple[int, int, int]
 #: Input of the user's network: a tensor for a single entry, else key -> tensor.
 Given = Tensor | Mapping[str, Tensor]
 
-#: The largest value of a byte; the user's networks get pixels from 0 to 1.
-_BRIGHTEST = 255.0
-
 
 class Unpacked(nn.Module):
     """The user's network for transports [..., D], which :func:`given` splits into entries."""
@@ -263,10 +260,11 @@ def given(layout: Layout, transports: Tensor) -> Given:
 
 def _given(entry: ObservationPart, part: Tensor) -> Tensor:
     if entry.kind == "image":
-        return images_of(entry, part, _BRIGHTEST)
+        return images_of(entry, part, entry.high)
     if entry.kind == "index":
-        numbers = zip(part.long().unbind(-1), entry.counts, strict=True)
-        return torch.cat([F.one_hot(number, count) for number, count in numbers], -1).float()
+        starts = part.new_tensor([0, *accumulate(entry.counts)][:-1], dtype=torch.int64)
+        zeros = part.new_zeros(len(part), sum(entry.counts), dtype=torch.float32)
+        return zeros.scatter_(-1, part.long() + starts, 1.0)
     return part.float()
 
 

@@ -25,6 +25,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorG
         make=lambda: make_one(config),
         setting=config.named,
         action_mask=config.action_mask,
+        channels=config.channels,
         # The user's function may build a different simulator for each copy.
         batch=not isinstance(config, CustomEnvConfig),
     )

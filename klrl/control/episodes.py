@@ -2,7 +2,8 @@
 
 Every reset is seeded. On resume, a copy is reset with its episode's seed and repeats the actions,
 so an environment need not expose its state. A replay fails if state survives a seeded reset, such
-as a wrapper's running mean; :func:`why_unrepeatable` detects this before the run.
+as a wrapper's running mean; :func:`why_unrepeatable` detects this before the run. Its steps also
+show whether episodes depend on seeds, and whether float32 is too coarse for the observations.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _PAST, _COMPARED = 40, 24
 _STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
 Call = Callable[[Callable[[], Any]], Any]
+Make = Callable[[], gymnasium.Env]
+Say = Callable[[str], None]
+Shown = list[list[np.ndarray]]
 
 
 class Episodes:
@@ -108,7 +112,7 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 # ------------------------------------------------------------------------------------------ check
 
 
-def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = None) -> str:
+def why_unrepeatable(make: Make, timeout: float | None = None, say: Say = lambda _: None) -> str:
     """Return the reason why seed and actions do not determine an episode; empty if they do.
 
     Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
@@ -117,21 +121,33 @@ def why_unrepeatable(make: Callable[[], gymnasium.Env], timeout: float | None = 
     Args:
         make: makes a copy.
         timeout: seconds that a step or a reset may take.
+        say: gets a line if seeds change nothing, or if float32 loses changes of an observation.
     """
     call: Call = partial(within, timeout)
     try:
-        with generators_kept():
-            why = _difference(make, call, _PAST)
+        with generators_kept(), np.errstate(all="ignore"):
+            shown: Shown = []
+            why = _difference(make, call, _PAST, shown)
+            _say_coarse(shown, say)
+            unlike = (_difference(make, call, 0, [], shift) for shift in range(1, 7))
+            if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
+                say(
+                    "episodes: copies with different seeds play the same one, given equal actions; "
+                    "for chance, call super().reset(seed=seed), and draw from self.np_random"
+                )
             # If even two new copies differ, the cause is draws from elsewhere, not state.
-            return why + _STATE * bool(why and not _difference(make, call, 0))
+            return why + _STATE * bool(why and not _difference(make, call, 0, []))
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str:
-    """Say how a copy that has played ``past`` steps differs from a new one; empty if equal."""
+def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0) -> str:
+    """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
+
+    ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
+    """
     with closing(call(make)) as played, closing(call(make)) as fresh:
         space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
         space.seed(0)
@@ -143,11 +159,14 @@ def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str
         seen, ended = None, True
         for _ in range(past):
             seen = _reset(played, 0, call) if ended else seen
+            shown += [[]] * ended
+            shown[-1].append(np.array(seen))
             seen, answer = _step(played, drawn(seen), call)
             ended = any(answer[2:])
+        shown.append([np.array(_reset(played, seed, call)) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
             seen = _reset(played, seed, call)
-            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed, call)):
+            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift, call)):
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
                 action = drawn(seen)
@@ -157,6 +176,23 @@ def _difference(make: Callable[[], gymnasium.Env], call: Call, past: int) -> str
                 if any(answer[2:]):
                     break
         return ""
+
+
+def _say_coarse(episodes: Shown, say: Say) -> None:
+    """Name a number of observations [D] whose changes float32 loses, unless it comes to rest."""
+    for numbers in (np.array(episode, np.float64) for episode in episodes):
+        steps = np.spacing(np.abs(numbers).max(0).astype(np.float32))
+        changes, kept = (np.abs(np.diff(x, axis=0)) for x in (numbers, numbers.astype(np.float32)))
+        moved = changes > 1e-6 * steps  # smaller ones are the simulator's own rounding
+        lost = 4 * (moved & (kept == 0)).sum(0) > moved.sum(0)
+        if (lost := lost & (np.ptp(numbers, 0) < 1000 * steps)).any():
+            i = int(lost.argmax())
+            say(
+                f"observation: number {i} is about {numbers[0, i]:g} and changes by up to "
+                f"{changes[:, i].max():.3g}, but float32 has steps of {steps[i]:g} there; subtract "
+                "a constant from it by a wrapper, as in env.wrappers=[module:Wrapper]"
+            )
+            break
 
 
 def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:

@@ -65,7 +65,10 @@ class ObservationNormalizer(nn.Module):
         self.mean64 += shift * n / total
         self.count.copy_(total)
         self.mean.copy_(self.mean64)
-        self.std.copy_((self.squares / total).sqrt().clamp(min=1e-4))
+        std = (self.squares / total).sqrt()
+        # A constant, up to rounding, gets std 1: with 1e-4 a later change of .001 would be 10.
+        constant = std <= torch.finfo(torch.float32).eps * self.mean64.abs().clamp(min=1e-5)
+        self.std.copy_(torch.where(constant, std.clamp(min=1.0), std.clamp(min=1e-4)))
 
 
 class VectorNormalizer(ObservationNormalizer):

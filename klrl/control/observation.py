@@ -12,8 +12,8 @@ An observation has one *entry* for each key of a Dict or index of a Tuple; else 
 For storage, the entries of a step are packed into one array [D], the *transport*, in the order of
 the table. Its dtype is uint8 if there are no vectors, and if no index and no choice of actions has
 over 256 values; else float32, which is exact for integers up to 2^24. :class:`Layout` lists the
-entries. A Dict, a Tuple, an image or a mask in the info requires a layout. Any other observation is
-flattened to a vector, with integers one-hot.
+entries. A Dict, a Tuple, an image, a mask in the info or a number of over 4,096 values requires a
+layout. Any other observation is flattened to a vector, with integers one-hot.
 
 Imports no torch.
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -42,6 +42,10 @@ MASK = "action_mask"
 KINDS = ("vector", "index", "image", "mask")
 #: The largest number of values that float32, in which minibatches are packed, tells apart.
 _MOST = 2**24
+#: The largest length of a one-hot observation; beyond it a number is read by an embedding.
+_MOST_ONE_HOT = 4096
+#: The largest value of a picture's pixel; an image with another largest value is a board.
+BRIGHTEST = 255
 #: Kind of an entry -> the dtype that must hold its numbers.
 _DTYPES: dict[str, np.dtype] = {"index": np.dtype(np.int64), "image": np.dtype(np.uint8)}
 
@@ -57,6 +61,8 @@ class ObservationPart:
     #: For an index, how many values each integer has; for a mask, how many actions each choice has.
     counts: tuple[int, ...] = ()
     starts: tuple[int, ...] = ()  # for an index, the lowest value of each integer
+    high: int = BRIGHTEST  # for an image, the largest value in its space
+    channels: str = "auto"  # for an image, the value of ``env.channels``
 
     @property
     def size(self) -> int:
@@ -65,8 +71,13 @@ class ObservationPart:
 
     @property
     def channels_last(self) -> bool:
-        """Whether an image has several channels, as its last dimension."""
-        return len(self.shape) > 2 and 1 < self.shape[-1] <= self.shape[-3]
+        """Whether the channels of an image are its last dimension."""
+        if self.channels != "auto" or len(self.shape) == 2:
+            return self.channels == "last" and len(self.shape) > 2
+        a, b, c = self.shape[-3:]
+        # A board is the squarer one of a x b and b x c; of pictures, the channels are the fewer.
+        last, first = max(a, b) * min(b, c), max(b, c) * min(a, b)
+        return c <= a if self.high == BRIGHTEST or last == first else last < first
 
     @property
     def pixels(self) -> tuple[int, int, int]:
@@ -74,7 +85,7 @@ class ObservationPart:
         if len(self.shape) == 2:
             return (1, *self.shape)
         *stack, a, b, c = self.shape
-        channels, height, width = (c, a, b) if c <= a else (a, b, c)
+        channels, height, width = (c, a, b) if self.channels_last else (a, b, c)
         return math.prod(stack) * channels, height, width
 
     def __str__(self) -> str:
@@ -84,7 +95,10 @@ class ObservationPart:
         if self.kind == "mask":
             return f"{name}: mask of {sum(self.counts)} actions"
         shape = "x".join(map(str, self.shape)) or "1"
-        return f"{name}: {shape} " + {"image": "bytes (CNN)", "vector": "numbers"}[self.kind]
+        if self.kind == "vector":
+            return f"{name}: {shape} numbers"
+        axis, read = "last" if self.channels_last else "first", "x".join(map(str, self.pixels))
+        return f"{name}: {shape} bytes up to {self.high}, read as {read} (env.channels={axis}; CNN)"
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,7 @@ class Layout:
             if entry.kind == "vector":
                 drawn[:, place] = rng.standard_normal(shape)
             elif entry.kind != "mask":
-                drawn[:, place] = rng.integers(0, entry.counts or 256, shape)
+                drawn[:, place] = rng.integers(0, entry.counts or entry.high + 1, shape)
         return drawn
 
     @property
@@ -193,7 +207,7 @@ class Layout:
 
 
 def layout_of(
-    setting: str, observation: Space, action: Space, action_mask: str = "auto"
+    setting: str, observation: Space, action: Space, mask: str = "auto", channels: str = "auto"
 ) -> Layout | None:
     """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
@@ -204,18 +218,19 @@ def layout_of(
                 f"{setting}: the space {shown} has a number of over 2^24 values, which float32 "
                 "cannot tell apart; wrap the environment"
             )
-    from_info = action_mask == "info"
-    has_mask = (MASK,) in parts and action_mask == "auto"
+    from_info = mask == "info"
+    has_mask = (MASK,) in parts and mask == "auto"
     alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
     served = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-    if not from_info and isinstance(alone, served) and not is_image(alone):
+    many = isinstance(alone, served[1:3]) and spaces.flatdim(alone) > _MOST_ONE_HOT
+    if not (from_info or many) and isinstance(alone, served) and not is_image(alone):
         return None
     entries = [
         _mask_entry(setting, action)
         if has_mask and path == (MASK,)
-        else _entry(setting, path, space)
+        else _entry(setting, path, space, channels)
         for path, space in parts.items()
-        if not (path == (MASK,) and action_mask == "none")
+        if not (path == (MASK,) and mask == "none")
     ]
     if from_info:
         entries.append(_mask_entry(setting, action))
@@ -258,7 +273,7 @@ def check_images(layout: Layout | None, cnn: str) -> None:
             )
 
 
-def is_image(space: Space) -> bool:
+def is_image(space: Space) -> TypeGuard[spaces.Box]:
     """Whether a space is read as an image; see the table at the top."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
@@ -309,11 +324,12 @@ def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
         yield path, space
 
 
-def _entry(setting: str, path: Path, space: Space) -> ObservationPart:
+def _entry(setting: str, path: Path, space: Space, channels: str) -> ObservationPart:
     key = ".".join(map(str, path))
     shape = tuple(space.shape or ())
     if is_image(space):
-        return ObservationPart(key, path, "image", shape)
+        high = max(int(space.high.max()), 1)
+        return ObservationPart(key, path, "image", shape, high=high, channels=channels)
     if isinstance(space, spaces.Discrete):
         return ObservationPart(key, path, "index", (), (int(space.n),), (int(space.start),))
     if isinstance(space, spaces.MultiDiscrete):

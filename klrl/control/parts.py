@@ -20,7 +20,7 @@ from klrl.config import (
 )
 from klrl.config.own import has_state_dict
 from klrl.control.acting import acts_in_numpy
-from klrl.control.actor import make_agent
+from klrl.control.actor import make_agent, range_notes
 from klrl.control.advantage import OwnAdvantage, RewardNormalizer
 from klrl.control.env import make_copies, transformed
 from klrl.control.kl import (
@@ -89,6 +89,7 @@ class ControlParts(Parts):
             *self._copies.notes,
             *(() if self.data is None else (self.data.note,)),
             *preflight_checks(self.agent, self.reference, self._copies, fresh=before is None),
+            *(range_notes(config.actor, self.agent, self._copies) if before is None else ()),
         ]
         if mixed and self.device.type == "cpu":
             from klrl.control.encoders import cpu_has_bfloat16
@@ -163,7 +164,7 @@ class ControlParts(Parts):
             return self.data
         seed = derived_seed(self.config.seed, "train", iteration)
         online = (self.kl.transform,) if self.kl and self.kl.transform and self.kl.online else ()
-        self._episodes.check_repeatable(self._copies)
+        self._episodes.check_repeatable(self._copies, say)
         env = transformed(self._copies, online)
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()

@@ -79,7 +79,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     space = copy.action_space
     discrete = is_discrete(space)
     require_supported(env.named, space)
-    layout = layout_of(env.named, copy.observation_space, space, env.action_mask)
+    layout = layout_of(env.named, copy.observation_space, space, env.action_mask, env.channels)
     require_actor(actor.name, layout)
     of_users = isinstance(actor, CustomActorConfig) and actor.own_critic is None
     if of_users and layout is not None and layout.images:
@@ -91,6 +91,8 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
     _check_distribution(env, actor, space)
+    if "env.channels" in overridden and not (layout and layout.images):
+        raise ConfigError(f"env.channels: has no effect: {env.named} has no image; drop it")
     if discrete and "actor.init_std" in overridden:
         raise ConfigError(
             f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
@@ -150,11 +152,11 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     """Return the kind of policy that ``actor`` would have in an environment."""
     copy = _make(env)
     chosen = actor.chosen if actor.chosen in ("tanh_normal", "categorical") else "normal"
-    family = FAMILIES.get(type(copy.action_space), chosen)
-    layout = layout_of(env.named, copy.observation_space, copy.action_space, env.action_mask)
+    family, space = FAMILIES.get(type(copy.action_space), chosen), copy.action_space
+    layout = layout_of(env.named, copy.observation_space, space, env.action_mask, env.channels)
     seen = spaces.flatdim(copy.observation_space) if layout is None else layout.names
-    action, bounds = action_signature(copy.action_space), ""
-    if family == "tanh_normal" and isinstance(space := copy.action_space, spaces.Box):
+    action, bounds = action_signature(space), ""
+    if family == "tanh_normal" and isinstance(space, spaces.Box):
         pairs = zip(space.low.flat, space.high.flat, strict=True)
         bounds = " ".join(f"{low:g}..{high:g}" for low, high in pairs)
     copy.close()

@@ -106,9 +106,9 @@ class RunningEpisodes:
             "resume": "anew" if self._why else "exact",
         }
 
-    def check_repeatable(self, copies: VectorGymEnv) -> None:
+    def check_repeatable(self, copies: VectorGymEnv, say: Callable[[str], None]) -> None:
         """Check whether episodes can be replayed; if so, start to record them."""
-        self._why = copies.keep_episodes()
+        self._why = copies.keep_episodes(say)
         self.repeatable = not self._why
 
     def begin(

@@ -6,10 +6,14 @@ import pytest
 import torch
 
 import klrl
+from klrl.config import CNNActorConfig
+from klrl.control.actor import make_agent
+from klrl.control.copies import VectorGymEnv
 from klrl.control.encoders import Embedding, Images, Mixed, nature
 from klrl.control.load import trained_agent
 from klrl.control.observation import ObservationPart
 from tests.conftest import QUICK
+from tests.control.toys import Counted
 from tests.runs.commands import exits, rows_of
 
 
@@ -36,6 +40,23 @@ def test_an_image_is_read_as_its_channels(shape) -> None:
     }[len(shape)](pixels.float() / 255)
     features = Images(entry, cnn, 255.0)(pixels.reshape(1, 1, -1))
     torch.testing.assert_close(features[0, 0], cnn(by_hand[None])[0])
+
+
+def test_a_board_is_divided_by_its_own_largest_value() -> None:
+    """By 255 if that is its largest, and by ``actor.scale`` if that is not 255."""
+    env = VectorGymEnv("X", 1, make=lambda: Counted(7, board=True))
+    (entry,) = env.layout.entries
+    assert (entry.pixels, entry.high) == ((7, 5, 5), 1)
+    board = torch.zeros(1, 5, 5, 7)
+    board[..., 3] = 1
+    for scale, by in ((255.0, 1), (2.0, 2)):
+        config = CNNActorConfig(
+            [8], "relu", True, init_std=1.0, arch="impala", scale=scale, name="cnn"
+        )
+        agent = make_agent(config, env, normalize=True, separate=False)
+        images = agent.policy_net.trunk[0].encoders["0"]
+        found = images(board.byte().reshape(1, -1))
+        torch.testing.assert_close(found, images.cnn(board.permute(0, 3, 1, 2) / by))
 
 
 def test_natures_sizes() -> None:

@@ -95,6 +95,35 @@ def test_normalizer_is_numpys_mean_and_std_over_all_rollouts() -> None:
     np.testing.assert_allclose(normalizer(probe), expected, rtol=1e-5)
 
 
+def test_a_constant_is_normalised_by_1_and_anything_else_as_before() -> None:
+    """A constant up to float32's rounding; a change of .001 in use is then .001."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(3, 200))
+    columns = {
+        "0": (0 * noise, 1.0),
+        "0.1": (0 * noise + 0.1, 1.0),
+        "its last bit": (
+            np.where(noise > 0, np.float32(0.7), np.nextafter(np.float32(0.7), 1)),
+            1.0,
+        ),
+        "a simulator's rounding of 0": (1e-17 * noise, 1.0),
+        "the last bit of a large number": (1e9 + 64.0 * (noise > 0), 32.0),
+        "little, but something": (1e-5 * noise, 1e-4),
+        "tiny, but more than rounding": (5e-8 * noise, 1e-4),
+        "little of 3": (3 + 2e-6 * noise, 1e-4),
+        "plain": (5 + 0.3 * noise, 0.3),
+    }
+    rollouts = np.stack([x for x, _ in columns.values()], -1).astype(np.float32)
+    normalizer = ObservationNormalizer(len(columns))
+    for rollout in rollouts:
+        normalizer.update(torch.as_tensor(rollout))
+    expected = torch.tensor([std for _, std in columns.values()])
+    torch.testing.assert_close(normalizer.std, expected, rtol=0.1, atol=0)
+    seen = torch.zeros(len(columns))
+    seen[1] = 0.101
+    assert float(normalizer(seen)[1]) == pytest.approx(0.001, rel=1e-3)
+
+
 def test_an_observation_of_no_numbers_is_normalised() -> None:
     """Gymnasium has such a Box, for a bandit without context."""
     normalizer = ObservationNormalizer(0)

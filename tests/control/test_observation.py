@@ -15,6 +15,7 @@ from klrl.config import ActorConfig, CNNActorConfig
 from klrl.control.actor import Agent, make_agent
 from klrl.control.catch import Catch
 from klrl.control.copies import VectorGymEnv
+from klrl.control.encoders import images_of
 from klrl.control.env import make_copies, make_env
 from klrl.control.observation import layout_of
 from klrl.control.preflight import check_env
@@ -70,6 +71,72 @@ def test_nothing_is_lost_on_the_way() -> None:
         np.testing.assert_array_equal(parts["grid"] + [1, -5], shown["grid"])
         assert parts["inner.n"] - 2 == shown["inner"]["n"]
         np.testing.assert_array_equal(parts["action_mask"], shown["action_mask"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "high", "how", "pixels"),
+    [
+        ((8, 8, 12), 1, "auto", (12, 8, 8)),
+        ((12, 8, 8), 1, "auto", (12, 8, 8)),
+        ((10, 10, 16), 1, "auto", (16, 10, 10)),
+        ((19, 19, 17), 3, "auto", (17, 19, 19)),
+        ((6, 7, 2), 1, "auto", (2, 6, 7)),
+        ((6, 7, 30), 1, "auto", (30, 6, 7)),
+        ((9, 9, 9), 1, "auto", (9, 9, 9)),
+        ((4, 8, 8, 12), 1, "auto", (48, 8, 8)),
+        ((84, 84, 4), 255, "auto", (4, 84, 84)),
+        ((4, 84, 84), 255, "auto", (4, 84, 84)),
+        ((42, 42, 1), 255, "auto", (1, 42, 42)),
+        ((3, 84, 84, 3), 255, "auto", (9, 84, 84)),
+        ((8, 8, 12), 255, "auto", (8, 8, 12)),  # as before; the printed line says so
+        ((8, 8, 12), 255, "last", (12, 8, 8)),
+        ((12, 8, 8), 1, "last", (8, 12, 8)),
+        ((84, 84, 4), 255, "first", (84, 84, 4)),
+        ((4, 8, 8, 12), 1, "first", (32, 8, 12)),
+        ((84, 84), 255, "last", (1, 84, 84)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("key", [False, True], ids=["alone", "key"])
+def test_channels_are_found_told_and_chosen(shape, high, how, pixels, key) -> None:
+    space = spaces.Box(0, high, shape, np.uint8)
+    space.seed(0)
+    given = spaces.Dict(board=space, x=spaces.Box(-1, 1, (2,))) if key else space
+    layout = layout_of("env.id=X", given, TWO, "auto", how)
+    (entry,) = layout.images
+    assert entry.pixels == pixels
+    last = entry.channels_last
+    told = f"bytes up to {high}, read as {'x'.join(map(str, pixels))} (env.channels="
+    assert told + ("last" if last else "first") in layout.line
+    board = space.sample()
+    frames = board.reshape(-1, *shape[-3:]) if len(shape) > 2 else board[None, None]
+    by_hand = np.moveaxis(frames, -1, 1) if last else frames
+    found = images_of(entry, torch.from_numpy(board.reshape(1, -1)), high)
+    expected = torch.from_numpy(by_hand.reshape(1, *pixels)).float() / high
+    torch.testing.assert_close(found, expected)
+    assert layout.random_transports(np.random.default_rng(0), 50)[:, -board.size :].max() == high
+
+
+@pytest.mark.parametrize(
+    ("space", "embedded"),
+    [
+        (spaces.Discrete(4096), False),
+        (spaces.Discrete(4097, start=-5), True),
+        (spaces.MultiDiscrete([4000, 96]), False),
+        (spaces.MultiDiscrete([[4000, 50], [40, 7]], start=[[1, 2], [3, 4]]), True),
+        (spaces.MultiBinary(5000), False),
+        (spaces.Box(-1, 1, (5000,)), False),
+    ],
+    ids=str,
+)
+def test_many_numbers_are_embedded_instead_of_one_hot(space, embedded: bool) -> None:
+    layout = layout_of("env.id=X", space, TWO)
+    assert (layout is not None) == embedded
+    if layout is not None:
+        space.seed(0)
+        value = space.sample()
+        assert layout.size == np.size(value)
+        np.testing.assert_array_equal(unpacked(layout, layout.pack(value))[""] + space.start, value)
 
 
 def test_bytes_travel_as_bytes() -> None:

@@ -13,7 +13,7 @@ from klrl.control.actor import make_agent
 from klrl.control.copies import VectorGymEnv
 from klrl.control.encoders import given, given_sizes, nature
 from klrl.control.observation import layout_of
-from tests.control.toys import unpacked
+from tests.control.toys import Counted, unpacked
 
 CATCH = "klrl.control.catch:klrl/Catch-v0"
 KEYED = "tests.control.toys:klrl-test/Keyed-v0"
@@ -123,6 +123,44 @@ def test_keys_are_given_by_name_numbers_one_hot_and_no_mask() -> None:
         expected = torch.zeros(5)
         expected[[first, 3 + second]] = 1
         torch.testing.assert_close(found["grid"][row], expected)
+
+
+class Planes(nn.Module):
+    """A linear layer over the means of the planes of a board."""
+
+    def __init__(self, inputs, outputs: int = 1) -> None:
+        super().__init__()
+        assert inputs == (7, 5, 5)
+        self.linear = nn.Linear(7, outputs)
+
+    def forward(self, board):
+        return self.linear(board.mean((-1, -2)))
+
+
+class OneHot(nn.Module):
+    """A linear layer over a one-hot number."""
+
+    def __init__(self, inputs, outputs: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs)
+
+    def forward(self, seen):
+        return self.linear(seen)
+
+
+@pytest.mark.parametrize(
+    ("many", "board", "target"), [(7, True, "Planes"), (5000, False, "OneHot")]
+)
+def test_an_own_network_reads_a_board_from_0_to_1_and_many_numbers_one_hot(
+    many: int, board: bool, target: str
+) -> None:
+    env = VectorGymEnv("X", 2, make=lambda: Counted(many, board))
+    own = agent_of(env, target)
+    data = env.rollout(3, policy=own.actor)
+    seen = unpacked(env.layout, data["observation"].numpy())[""]
+    number = torch.from_numpy(seen[:, :, 0, 0].argmax(-1) if board else seen).long()
+    linear = own.policy_net.head.network.linear
+    torch.testing.assert_close(data["logits"], linear(torch.eye(many)[number]))
 
 
 def test_an_own_network_on_keys_acts_and_scores() -> None:

@@ -44,6 +44,7 @@ DICE, DRIFTING, UNSEEDED = (
     ("env=custom", f"env.target=tests.control.toys:{name}", "actor=mlp")
     for name in ("Dice", "Drifting", "Unseeded")
 )
+COUNTED = ("env=custom", "env.target=tests.control.toys:Counted")
 BEGINS = "after the same seeded reset, a used copy differs from a new one"
 
 
@@ -69,6 +70,8 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
         pytest.param(["env.normalize_reward=true"], marks=pytest.mark.slow),
         ["env=cartpole", "kl=legacy", "controller=dual"],
         DRIFTING,
+        ["env.args={many:5000}", *COUNTED],
+        ["env.args={many:7,board:true}", *COUNTED, "actor=cnn", "actor.arch=impala"],
         pytest.param(
             ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
             marks=pytest.mark.slow,

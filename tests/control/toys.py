@@ -124,6 +124,40 @@ class Keyed(gymnasium.Env):
         return self._show(), reward, self._step == self.steps, False, {}
 
 
+class Counted(gymnasium.Env):
+    """Shows a number, and pays 1 if the action is the number mod 3; 8 steps.
+
+    Args:
+        many: how many numbers there are.
+        board: whether they are shown as planes [5, 5, many] of 0 and 1, one of them full.
+    """
+
+    action_space = spaces.Discrete(3)
+
+    def __init__(self, many: int = 5000, board: bool = False) -> None:
+        self.many, self.board = many, board
+        self.observation_space = spaces.Discrete(many)
+        if board:
+            self.observation_space = spaces.Box(0, 1, (5, 5, many), np.uint8)
+
+    def _show(self) -> Any:
+        self._number = int(self.np_random.integers(self.many))
+        if not self.board:
+            return self._number
+        return np.broadcast_to(
+            np.arange(self.many, dtype=np.uint8) == self._number, (5, 5, self.many)
+        ).astype(np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._step = 0
+        return self._show(), {}
+
+    def step(self, action):
+        reward, self._step = float(action == self._number % 3), self._step + 1
+        return self._show(), reward, self._step == 8, False, {}
+
+
 class Masked(gymnasium.Env):
     """Excluded actions end the episode with -1, others pay their number; 8 steps.
 
@@ -265,6 +299,7 @@ def register() -> None:
 
 IDS = {
     "klrl-test/Copying-v0": Copying,
+    "klrl-test/Counted-v0": Counted,
     "klrl-test/Keyed-v0": Keyed,
     "klrl-test/Masked-v0": Masked,
 }

@@ -35,6 +35,8 @@ class EnvConfig(ChoiceConfig):
     observation_keys: Optional[list[str]] = added(field(), None)
     #: the mask of allowed actions: auto (action_mask in the observation), info (in info) or none
     action_mask: str = added(choice("auto", "info", "none"), "auto")
+    #: the dimension of an image that has its channels: first, last or auto (the run prints it)
+    channels: str = added(choice("auto", "first", "last"), "auto")
     # Set by klrl: the module in ``id`` -> its source.
     sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
 
@@ -120,7 +122,7 @@ class CNNActorConfig(GaussianActorConfig):
 
     #: nature: Mnih et al. 2015, images of at least 36 x 36; impala: Espeholt et al. 2018, any size
     arch: str = choice("nature", "impala")
-    scale: float = number(255.0, gt=0)  # largest value of a pixel; pixels are divided by it
+    scale: float = number(255.0, gt=0)  # divides pixels; 255: the upper bound of an image's space
     #: widths of the layers after the CNN; of several observation keys each is encoded to hidden[0]
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers
