@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from klrl.base.imports import lazy_attribute
+from klrl.base.programs import protect
 
 __all__ = [
     "Callback",
@@ -38,6 +39,7 @@ _WHERE = {
 if find_spec("fcntl") is None:  # Windows has no fcntl
     print("klrl: runs on Linux and macOS; on Windows, install it in WSL", file=sys.stderr)
     raise SystemExit(2)
+protect()
 
 
 def __getattr__(name: str) -> Any:

@@ -132,7 +132,7 @@ class _Folder:
             folder /= "storage"
         try:
             _require_whole(folder)
-            self.data = TensorDict.load_memmap(folder)
+            self.data = TensorDict.load_memmap(folder, allow_pickle=False)
             size = folder / "storage_metadata.json"
             if size.is_file():  # a buffer that is not full ends with unused frames
                 self.data = self.data[: json.loads(size.read_text())["len"]]

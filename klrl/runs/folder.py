@@ -315,16 +315,18 @@ def _git_commit() -> str | None:
             words = ("config", scope, "--includes", "-z", "--name-only", "--get-regexp")
             for name in filter(None, _git(*words, r"^filter\.", check=False).split("\0")):
                 off[name] = "false" if name.endswith(".required") else ""
-        env = {**os.environ, "GIT_CONFIG_COUNT": str(len(off))}
+        switches = {"GIT_CONFIG_COUNT": str(len(off))}
         for i, (name, value) in enumerate(off.items()):
-            env |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
-        commit = _git("rev-parse", "HEAD", env=env)
-        return commit + "+" * bool(_git("--no-optional-locks", *_STATUS, env=env))
+            switches |= {f"GIT_CONFIG_KEY_{i}": name, f"GIT_CONFIG_VALUE_{i}": value}
+        commit = _git("rev-parse", "HEAD", switches=switches)
+        return commit + "+" * bool(_git("--no-optional-locks", *_STATUS, switches=switches))
     except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
 
 
-def _git(*words: str, check: bool = True, env: dict[str, str] | None = None) -> str:
+def _git(*words: str, check: bool = True, switches: dict[str, str] | None = None) -> str:
+    # In a partial clone, git would fetch missing objects by a command that the repository names.
+    env = {**os.environ, "GIT_ALLOW_PROTOCOL": "none", **(switches or {})}
     command = ("git", *words)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=check, timeout=5)
     return done.stdout.strip()

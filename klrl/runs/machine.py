@@ -6,12 +6,11 @@ import importlib.util
 import os
 import shutil
 import sys
-from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded
+from klrl.base.text import escaped
 from klrl.config import (
     GROUPS,
     CustomLoggerConfig,
@@ -39,18 +38,11 @@ def check_wandb(logger: WandbConfig) -> None:
     mode = os.environ.get("WANDB_MODE")
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
-    if wandb_mode(logger.mode) == "online":
-        key, source = wandb_key()
-        if not key:
-            raise ConfigError(
-                "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
-                "or choose logger.mode=offline"
-            )
-        from wandb.sdk.lib.wbauth.validation import check_api_key
-
-        if problem := check_api_key(key):
-            told = f"{problem.rstrip('.')}; fix it, or set logger.mode=offline"
-            raise ConfigError(f"{source}: {told}")
+    if wandb_mode(logger.mode) == "online" and not has_wandb_key(wandb_server()):
+        raise ConfigError(
+            "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
+            "or choose logger.mode=offline"
+        )
     wrong = sorted(set(logger.project) & set("/\\#?%:"))
     if wrong or not logger.project or len(logger.project) > 128:
         raise ConfigError(
@@ -60,23 +52,61 @@ def check_wandb(logger: WandbConfig) -> None:
 
 def wandb_mode(mode: str) -> Any:
     """Resolve wandb's mode: ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
-    if mode != "auto":
-        return mode
-    return os.environ.get("WANDB_MODE") or ("online" if wandb_key()[0] else "offline")
+    mode = (os.environ.get("WANDB_MODE") or mode) if mode == "auto" else mode
+    if mode == "auto":
+        return "online" if has_wandb_key(wandb_server()) else "offline"
+    if mode != "disabled":
+        wandb_server()
+    return mode
 
 
-def wandb_key() -> tuple[str | None, str]:
-    """Return the key for wandb's server, or None; and the variable or file that was searched."""
-    key = os.environ.get("WANDB_API_KEY")
-    if key:
-        return key, "WANDB_API_KEY"
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
-    path = expanded(os.environ.get("NETRC", "~/.netrc"))
+#: Entries that the file ``wandb/settings`` of the current folder may have; others could send the
+#: user's key elsewhere, as a proxy does.
+_FROM_FOLDER = {"base_url", "project", "entity", "mode", "anonymous", "disabled"}
+
+
+def wandb_server() -> str:
+    """Return the URL of the server that the user has given to wandb, or of wandb's default server.
+
+    Refuses a folder whose ``wandb/settings`` names another server, since it would get the key.
+    """
+    # When wandb starts, it calls git in the current folder's repository, which may be a stranger's.
+    os.environ["WANDB_DISABLE_GIT"] = "true"
+    from wandb import Settings
+    from wandb.sdk.lib.settings_file import SettingsFiles
+
+    default = Settings()
+    home = expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb") / "settings"
+    user = SettingsFiles(global_settings=None, local_settings=home).all()
+    server = os.environ.get("WANDB_BASE_URL") or user.get("base_url") or default.base_url
+    folder = default.read_system_settings().all()  # not the user's, whose path wandb sets later
+    file, other = escaped(default.settings_workspace), folder.get("base_url", server)
+    if other.rstrip("/") != server.rstrip("/"):
+        raise ConfigError(
+            f"{file}: names the server {escaped(other)}, which would get your wandb key; remove "
+            "it, or set WANDB_BASE_URL to this server if it is yours"
+        )
+    if unsafe := sorted(set(folder) - _FROM_FOLDER):
+        raise ConfigError(
+            f"{file}: sets {escaped(unsafe[0])}, which may send your wandb key elsewhere; remove "
+            "it, or choose logger=none"
+        )
+    return server
+
+
+def has_wandb_key(server: str) -> bool:
+    """Return whether wandb finds a key for its server; refuse a malformed key."""
+    from wandb.errors import AuthenticationError
+    from wandb.sdk.lib.wbauth import authenticate_session
+
     try:
-        entry = netrc(str(path)).authenticators(host)
-    except (OSError, NetrcParseError):
-        entry = None
-    return (entry[2] if entry else None), str(path)
+        found = authenticate_session(host=server, source="klrl", prompt=False, update_session=False)
+    except AuthenticationError as error:
+        raise ConfigError(
+            f"wandb's key for {server}: {first_line(error).rstrip('.')}; fix it, or set "
+            "logger.mode=offline"
+        ) from error
+    return found is not None
 
 
 def require(package: str, setting: str, remedy: str) -> None:

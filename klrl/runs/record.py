@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 from klrl.base.errors import OwnerError, in_one_line
@@ -110,6 +110,7 @@ def recording(
     config: JobConfig,
     counters: Counters,
     *,
+    late: ExitStack,
     group: str | None,
     manifest: Manifest,
     marks: State | None,
@@ -117,6 +118,7 @@ def recording(
 ) -> Iterator[Recorder]:
     """Open the run's files, loggers and progress line; close them even after an error.
 
+    ``late`` closes the loggers, once the status is written, since wandb's uploads may take long.
     ``group`` is the job's sweep, if any. On resume, ``marks`` is the checkpoint's metadata, which
     contains :meth:`Recorder.marks`.
     """
@@ -135,10 +137,8 @@ def recording(
         files.path, settings, group, manifest["wandb_id"], domain, guard, so_far, files.update
     )
     try:
-        with (
-            open_loggers(config.logger, logged) as loggers,
-            Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress,
-        ):
+        loggers = late.enter_context(open_loggers(config.logger, logged))
+        with Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress:
             yield Recorder(files, metrics, samples, loggers, progress, run)
     finally:
         metrics.close()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import Interrupted
 from klrl.base.files import refuse_link
 from klrl.config import WandbConfig
 from klrl.runs.loggers import LoggedRun, Logger, Samples, Video
-from klrl.runs.machine import wandb_mode
+from klrl.runs.machine import wandb_mode, wandb_server
 from klrl.runs.metrics import Row, metrics_of
+from klrl.runs.rows import read_rows
 
 #: Time limits in seconds: for wandb's server to accept a new run, and to receive the last uploads.
 _INIT_SECONDS, _FINISH_SECONDS = 20.0, 120.0
@@ -67,21 +69,47 @@ def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logge
         code = stop.exit_code
         raise
     finally:
-        if run is not None:
-            logged.guard.call(_WandbLogger.part, run.finish, exit_code=code)
+        if run is not None and not logged.guard.has_failed(_WandbLogger.part):
+            _finish(run, code, logged)
         if logged.guard.has_failed(_WandbLogger.part):
             _end_service()
+
+
+#: Sweeps of this process that wandb's server has failed; their later runs are logged offline.
+_failed_sweeps: set[str | None] = set()
+
+
+def _finish(run: Any, code: int, logged: LoggedRun) -> None:
+    """End a wandb run, and wait for its uploads; a failure does not end the job."""
+    online = not run.offline
+    if online:
+        waiting = f"waiting for wandb's uploads, at most {_FINISH_SECONDS:.0f} s"
+        logged.guard.call("progress", print, waiting, flush=True)
+    try:
+        run.finish(exit_code=code)
+        log = Path(run.settings.log_internal)
+        # ``finish`` does not raise if the server refused rows, as by 401.
+        for line in log.read_text("utf-8").splitlines() if online and log.is_file() else ():
+            if '"level":"ERROR+4"' in line:
+                raise OSError(json.loads(line)["msg"])
+    except Exception as error:
+        _failed_sweeps.add(logged.group)
+        remedy = "metrics.jsonl has all rows; wandb sync uploads them later"
+        logged.guard.failed(_WandbLogger.part, error, remedy)
 
 
 def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
     """Open a wandb run, offline if the server does not accept it; define the run's metrics."""
     mode = wandb_mode(config.mode)
     try:
+        if mode == "online" and logged.group is not None and logged.group in _failed_sweeps:
+            raise OSError("failed an earlier run of this sweep")
         run = _init(config, logged, mode)
     except Exception as error:
         if mode != "online":
             raise
         _end_service()
+        _failed_sweeps.add(logged.group)
         logged.guard.failed("wandb's server", error, "logs offline; wandb sync uploads it later")
         run = _init(config, logged, "offline")
     if logged.note is not None and run.id != logged.run_id:  # a wandb agent chose the id
@@ -92,6 +120,11 @@ def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
         # Hide counts: most of their charts are straight lines.
         run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
     run.define_metric("*", step_metric=axis)  # for the table of responses, which is not declared
+    if not run.starting_step:
+        # Offline, a resumed run has a new file. Its upload replaces those before, so it starts with
+        # the rows that are stored; a server that has the run has them.
+        for row in read_rows(logged.folder / "metrics.jsonl"):
+            run.log(row)
     return run
 
 
@@ -114,6 +147,8 @@ def _init(config: WandbConfig, logged: LoggedRun, mode: Any) -> Any:
         config=logged.settings,
         mode=mode,
         settings=wandb.Settings(
+            base_url=wandb_server(),
+            disable_git=True,
             silent=True,
             console="off",
             init_timeout=_INIT_SECONDS,

@@ -328,12 +328,14 @@ class Training:
             compile=steps.mode,
             evaluation="sampled" if self.config.eval.sampled else self.domain.mode,
         )
+        late = stack.enter_context(ExitStack())
         stack.enter_context(recording_status(files, self.config, self.counters))
         self.recorder = stack.enter_context(
             recording(
                 files,
                 self.config,
                 self.counters,
+                late=late,
                 group=group,
                 manifest=manifest,
                 marks=marks,
