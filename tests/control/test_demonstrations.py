@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
 import klrl
@@ -402,3 +402,37 @@ def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
     code, _, error = said(capsys, *words())
     assert (code, cut.stat().st_size) == (2, 100)
     assert "data=data: cannot be read (observation.memmap has 100 bytes, not 2,400)" in error
+
+
+class Opens:
+    """Whoever unpickles it leaves a file."""
+
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path("ran"),))
+
+
+def pickled(form: str) -> str:
+    """Frames with an entry that is pickled."""
+    entry: object = NonTensorData(Opens(), batch_size=[200])
+    if form == "a stack":
+        entry = NonTensorStack(*(NonTensorData(Opens()) for _ in range(200)))
+    written("whole")
+    data = TensorDict.load_memmap("whole", allow_pickle=False).clone()
+    data["next", "note" if form == "nested" else "other"] = entry
+    if form == "an archive":
+        data.save("data.tdz", archive=True)
+    else:
+        data.memmap("data/storage" if form == "a buffer" else "data")
+    Path("ran").unlink(missing_ok=True)  # TensorDict reads what it has written
+    return "data.tdz" if form == "an archive" else "data"
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # tensordict warns, then unpickles
+@pytest.mark.parametrize("form", ["an entry", "nested", "a stack", "an archive", "a buffer"])
+def test_nothing_in_data_is_unpickled(capsys, form: str) -> None:
+    data = pickled(form)
+    code, _, error = said(capsys, *words(data=data))
+    assert not Path("ran").exists()
+    assert code == 2
+    assert "pickle" in error

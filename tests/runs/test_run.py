@@ -101,9 +101,8 @@ def test_evaluate_prints_one_json_object(capsys) -> None:
     assert json.loads(capsys.readouterr().out) == first
 
 
-@pytest.mark.parametrize("named", ["core.fsmonitor", "filter.f=g.clean", "filter.f.process"])
-def test_the_commit_is_told_without_running_what_the_repository_names(named: str) -> None:
-    """``git status`` would run these of a repository from elsewhere."""
+def repository_with(named: str) -> None:
+    """A repository whose setting ``named`` is a program that leaves a file."""
     hook = Path("hook.sh").resolve()
     hook.write_text("#!/bin/sh\ntouch ran\n")
     hook.chmod(0o700)
@@ -111,11 +110,41 @@ def test_the_commit_is_told_without_running_what_the_repository_names(named: str
     for words in (("init", "-q"), ("add", "hook.sh"), (*who, "commit", "-qm", "x")):
         subprocess.run(["git", *words], check=True)
     subprocess.run(["git", "config", named, str(hook)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("named", "url"),
+    [
+        ("core.sshCommand", "ssh://a/b"),
+        ("remote.origin.uploadpack", "file:///tmp"),
+        ("core.gitProxy", "git://a/b"),
+    ],
+)
+def test_no_missing_object_is_fetched_for_the_commit(named: str, url: str) -> None:
+    """In a partial clone git would run a command of the repository, to fetch what it lacks."""
+    repository_with(named)
+    words = {"core.repositoryformatversion": "1", "extensions.partialClone": "origin"}
+    for name, value in (
+        words | {"remote.origin.promisor": "true", "remote.origin.url": url}
+    ).items():
+        subprocess.run(["git", "config", name, value], check=True)
+    told = ["git", "rev-parse", "HEAD^{tree}"]
+    tree = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    Path(".git/objects", tree[:2], tree[2:]).unlink()
+    Path("hook.sh").touch()
+    assert _git_commit() is None
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("named", ["core.fsmonitor", "filter.f=g.clean", "filter.f.process"])
+def test_the_commit_is_told_without_running_what_the_repository_names(named: str) -> None:
+    """``git status`` would run these of a repository from elsewhere."""
+    repository_with(named)
     if named != "core.fsmonitor":
         driver = named.rpartition(".")[0]
         subprocess.run(["git", "config", f"{driver}.required", "true"], check=True)
         Path(".git/info/attributes").write_text(f"* {driver.replace('.', '=')}\n")
-    hook.touch()  # git looks into it again
+    Path("hook.sh").touch()  # git looks into it again
     commit = _git_commit()
     assert commit is not None
     assert len(commit) == 40

@@ -86,7 +86,9 @@ class _Handler(BaseHTTPRequestHandler):
             bucket = {"id": "b", "name": given["name"], "config": "{}", "summaryMetrics": "{}"}
             bucket |= {"historyLineCount": len(lines), "historyTail": json.dumps(lines[-1:])}
             bucket |= {"eventsTail": "[]", "eventsLineCount": 0, "logLineCount": 0}
-            return {"model": {"id": "m", "name": "klrl", "entity": {"name": "me"}, "bucket": bucket}}
+            return {
+                "model": {"id": "m", "name": "klrl", "entity": {"name": "me"}, "bucket": bucket}
+            }
         return {"model": None, "serverInfo": {"features": []}}
 
     def _stream(self, run: str, told: dict[str, Any]) -> None:
