@@ -85,9 +85,9 @@ def child(*words: str, **environment: str) -> subprocess.Popen:
     return process
 
 
-def wandb_records(job: Path) -> dict[str, list[dict]]:
+def wandb_records(job: Path, which: str = "offline-run-*") -> dict[str, list[dict]]:
     """The records of a run's file by type, as wandb's own reader tells them."""
-    (path,) = job.glob("wandb/offline-run-*/run-*.wandb")
+    (path,) = job.glob(f"wandb/{which}/run-*.wandb")
     done = subprocess.run(
         [Path(sys.executable).with_name("wandb"), "leet", "inspect", "--json", path],
         capture_output=True,

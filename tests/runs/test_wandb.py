@@ -1,8 +1,11 @@
 """``logger=wandb``: a run per job, in a group per sweep, without a key offline."""
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -12,6 +15,7 @@ from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
+from tests.runs.wandb_server import KEY, Server, serving
 
 pytestmark = [pytest.mark.services, pytest.mark.timeout(300)]
 
@@ -45,16 +49,31 @@ def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
     assert wandb_records(Path("run"))["exit"][0]["exit_code"] == 1
 
 
+def default_host() -> str:
+    import wandb
+
+    return urlsplit(wandb.Settings().base_url).netloc
+
+
 def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     assert wandb_mode("auto") == "offline"
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for host, mode in (("example.com", "offline"), (default_host(), "online")):
+        Path("netrc").write_text(f"machine {host} login user password {KEY}\n")
+        assert wandb_mode("auto") == mode
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     assert wandb_mode("auto") == "online"
     monkeypatch.setenv("WANDB_MODE", "disabled")
     assert wandb_mode("auto") == "disabled"
     assert wandb_mode("online") == "online"
+
+
+def history(folder: Path) -> list[dict]:
+    """The rows of a file of wandb's."""
+    return [r["item"] for r in wandb_records(folder.parents[1], folder.name)["history"]]
 
 
 #: Settings as a wandb sweep has them: a list, a bool and numbers are its own.
@@ -90,4 +109,68 @@ def test_an_agents_default_arguments_train_and_its_id_is_stored(command, monkeyp
         monkeypatch.delenv(name)
     assert exits("resume=run", "frames=192") == 0  # without the agent, in the same wandb run
     assert manifest_of(Path("run"))["wandb_id"] == "agent01"
-    assert len(list(Path("run/wandb").glob("offline-run-*-agent01"))) == 2
+    first, second = sorted(Path("run/wandb").glob("offline-run-*-agent01"))
+    frames = [[row["frames"] for row in history(each)] for each in (first, second)]
+    assert frames == [[64, 128], [64, 128, 192]]
+    assert [row["_step"] for row in history(second)] == [0, 1, 2]
+
+
+#: klrl with a short limit for the last uploads.
+SHORT = """
+import sys
+from klrl.__main__ import main
+from klrl.runs import wandb_logger
+wandb_logger._FINISH_SECONDS = 4.0
+main(sys.argv[1:])
+"""
+
+
+def online(server: Server, *words: str) -> subprocess.CompletedProcess:
+    """klrl in a process, with wandb on the server; its output and errors in one pipe."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    env |= {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_CONFIG_DIR": "none"}
+    command = [sys.executable, "-c", SHORT, *words]
+    told = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 200}
+    return subprocess.run(command, env=env, **told)
+
+
+def test_a_resumed_run_goes_on_where_the_server_has_it_and_its_key_goes_nowhere_else() -> None:
+    with serving() as server:
+        for words in ((*QUICK[:-1], "hydra.run.dir=run"), ("resume=run", "frames=192")):
+            done = online(server, *words)
+            assert done.returncode == 0, done.stdout
+            assert "waiting for wandb's uploads, at most 4 s" in done.stdout.splitlines()
+        (rows,) = server.runs.values()
+        assert [json.loads(row)["frames"] for row in rows] == [64, 128, 192]
+    assert "side_failures" not in manifest_of(Path("run"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "failure"),
+    [
+        (401, "OSError: filestream: fatal error: filestream: failed to upload: 401 Unauthorized"),
+        (500, "TimeoutError: Timed out finishing run."),
+        pytest.param("hang", "TimeoutError: Timed out finishing run.", marks=pytest.mark.slow),
+        pytest.param("die", "TimeoutError: Timed out finishing run.", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_that_fails_is_recorded_and_costs_a_sweep_one_limit(mode, failure) -> None:
+    """The status is written before the wait; the sweep's later runs are logged offline."""
+    with serving(mode) as server:
+        done = online(server, "-m", *QUICK[:-1], "seed=0,1,2", "hydra.sweep.dir=sweep")
+    assert done.returncode == 0, done.stdout
+    first, *later = (manifest_of(Path(f"sweep/seed={seed}")) for seed in range(3))
+    assert {each["status"] for each in (first, *later)} == {"finished"}
+    (told,) = first["side_failures"]
+    assert told["part"] == "wandb"
+    assert told["error"].startswith(failure)
+    assert first["ended"] <= told["when"]
+    for each in later:
+        (told,) = each["side_failures"]
+        assert told["part"] == "wandb's server"
+        assert len(list(Path("sweep").glob("seed=[12]/wandb/offline-run-*"))) == 2
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith("waiting for wandb's uploads")] == [
+        "waiting for wandb's uploads, at most 4 s"
+    ]
+    assert "training goes on" not in done.stdout
