@@ -1,0 +1,106 @@
+"""What klrl starts and where it connects in a stranger's folder, as the kernel sees it (strace)."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import wandb
+from tensordict import TensorDict
+
+from tests.conftest import QUICK
+from tests.runs.test_run import repository_with
+from tests.runs.wandb_server import KEY, serving
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not shutil.which("strace"), reason="needs strace (apt-get install strace)"),
+]
+#: Names of programs and modules that klrl, its libraries and their child processes look for.
+NAMES = ("git", "g++", "c++", "gcc", "cc", "ld", "as", "uname", "ldconfig", "ps", "python", "sh",
+         "python3", "which", "nvidia-smi", "lscpu", "wandb-core")  # fmt: skip
+MODULES = ("ctypes", "textwrap", "multiprocessing", "sitecustomize", "usercustomize", "glfw")
+STARTED = re.compile(r'execve\("([^"]*)".* = 0$', re.MULTILINE)
+CONNECTED = re.compile(r"connect\(\d+, (\{.*\})", re.MULTILINE)
+#: Unix sockets and loopback.
+NEAR = re.compile(r'AF_UNIX|AF_NETLINK|inet_addr\("127\.|inet_pton\(AF_INET6, "(::1|::ffff:127\.)')
+
+
+def hostile(folder: Path) -> None:
+    """Programs and modules by the names that are called, and a partial clone with commands."""
+    for name in NAMES:
+        (folder / name).write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
+        (folder / name).chmod(0o700)
+    for name in MODULES:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    repository_with("core.fsmonitor")
+    words = {"core.repositoryformatversion": "1", "extensions.partialClone": "origin"}
+    words |= {"remote.origin.promisor": "true", "remote.origin.url": "file:///tmp"}
+    words |= {"remote.origin.uploadpack": f"{folder}/hook.sh", "core.sshCommand": "./hook.sh"}
+    for name, value in words.items():
+        subprocess.run(["git", "config", name, value], check=True)
+    told = ["git", "rev-parse", "HEAD^{tree}"]
+    tree = subprocess.run(told, capture_output=True, text=True, check=True).stdout.strip()
+    (folder / ".git/objects" / tree[:2] / tree[2:]).unlink()
+    frames = {"observation": torch.randn(40, 3), "action": torch.randn(40, 1)}
+    frames["next"] = TensorDict({"reward": torch.zeros(40, 1)}, [40])
+    TensorDict(frames, [40]).memmap(str(folder / "data"))
+
+
+def traced(words: tuple[str, ...], **environment: str) -> tuple[set[str], set[str]]:
+    """The programs that a command starts, and the addresses to which it connects."""
+    log = Path("../strace.txt")
+    command = [sys.executable, "-P", "-m", "klrl", *words]
+    strace = [shutil.which("strace"), "-f", "-qq", "-s", "300", "-e", "signal=none"]
+    strace += ["-e", "trace=execve,execveat,connect", "-o", str(log)]
+    root = str(Path(__file__).parents[2])
+    env = {key: value for key, value in os.environ.items() if not key.startswith("WANDB_")}
+    env |= {
+        "PATH": f".:{os.environ['PATH']}",
+        "PYTHONPATH": root,
+        "HOME": str(Path("..").resolve()),
+    }
+    done = subprocess.run(
+        [*strace, *command], env=env | environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = log.read_text()
+    return set(STARTED.findall(text)), set(CONNECTED.findall(text))
+
+
+def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    hostile(folder)
+    core = Path(wandb.__file__).parent / "bin"
+    allowed = {sys.executable, str(core / "wandb-core"), str(core / "wandb-symon")}
+    # Python's platform module calls uname, and matplotlib fc-list for its first list of fonts.
+    allowed |= {str(shutil.which(name)) for name in ("git", "uname", "fc-list")}
+    own = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True)
+    allowed.add(f"{own.stdout.strip()}/git")  # git calls itself, and refuses to fetch
+    small = (*QUICK[:-1], "logger=wandb")
+    off = {"WANDB_MODE": "offline"}
+    clone = (*(w for w in small if not w.startswith("collector")), "collector.steps=4")
+    with serving() as server:
+        told = {"WANDB_API_KEY": KEY, "WANDB_BASE_URL": server.url}
+        for words, more in (
+            ((*small, "hydra.run.dir=run"), {}),
+            (("resume=run", "frames=192"), {}),
+            (("resume=run", "frames=256"), off),
+            (("evaluate", "run", "--episodes", "2"), {}),
+            ((*QUICK, "hydra.run.dir=quiet"), {}),
+            (("experiment=clone", "data=data", *clone, "loss.critic_coeff=0", "collector.held_out=0"), {}),
+        ):
+            programs, addresses = traced(words, **told, **more)
+            print(f"klrl {' '.join(words)}: starts {programs}, connects to {addresses}")
+            assert programs <= allowed, words
+            assert not {each for each in addresses if not NEAR.search(each)}, words
+            assert not Path("ran").exists(), words
+        assert all("Basic" in str(key) for key in server.keys - {None})
+        assert len(server.runs) == 2
