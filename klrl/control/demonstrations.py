@@ -137,7 +137,9 @@ class _Folder:
             if size.is_file():  # a buffer that is not full ends with unused frames
                 self.data = self.data[: json.loads(size.read_text())["len"]]
         except Exception as error:  # tensordict raises many types of errors
-            remedy = "give a whole folder that klrl record or TensorDict.memmap wrote, of tensors alone"
+            remedy = (
+                "give a whole folder that klrl record or TensorDict.memmap wrote, of tensors alone"
+            )
             raise self.error(f"cannot be read ({first_line(error)}); {remedy}") from error
         if self.data.ndim != 1 or not len(self.data):
             raise self.error(f"has the shape {list(self.data.shape)}; give frames [F]")

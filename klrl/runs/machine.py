@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import os
 import shutil
@@ -38,7 +39,8 @@ def check_wandb(logger: WandbConfig) -> None:
     mode = os.environ.get("WANDB_MODE")
     if logger.mode == "auto" and mode not in (None, "", "online", "offline", "disabled"):
         raise ConfigError(f"WANDB_MODE={mode}: choose online, offline or disabled, or unset it")
-    if wandb_mode(logger.mode) == "online" and not has_wandb_key(wandb_server()):
+    server = wandb_server()
+    if wandb_mode(logger.mode) == "online" and not has_wandb_key(server):
         raise ConfigError(
             "logger.mode=online: there is no wandb key; run wandb login, set WANDB_API_KEY, "
             "or choose logger.mode=offline"
@@ -52,45 +54,34 @@ def check_wandb(logger: WandbConfig) -> None:
 
 def wandb_mode(mode: str) -> Any:
     """Resolve wandb's mode: ``auto`` is WANDB_MODE if set, else online with a key, else offline."""
-    mode = (os.environ.get("WANDB_MODE") or mode) if mode == "auto" else mode
-    if mode == "auto":
-        return "online" if has_wandb_key(wandb_server()) else "offline"
-    if mode != "disabled":
-        wandb_server()
-    return mode
-
-
-#: Entries that the file ``wandb/settings`` of the current folder may have; others could send the
-#: user's key elsewhere, as a proxy does.
-_FROM_FOLDER = {"base_url", "project", "entity", "mode", "anonymous", "disabled"}
+    if mode != "auto":
+        return mode
+    given = os.environ.get("WANDB_MODE")
+    return given or ("online" if has_wandb_key(wandb_server()) else "offline")
 
 
 def wandb_server() -> str:
-    """Return the URL of the server that the user has given to wandb, or of wandb's default server.
-
-    Refuses a folder whose ``wandb/settings`` names another server, since it would get the key.
-    """
+    """Return the URL of the user's wandb server; refuse a current folder that would change it."""
     # When wandb starts, it calls git in the current folder's repository, which may be a stranger's.
     os.environ["WANDB_DISABLE_GIT"] = "true"
     from wandb import Settings
     from wandb.sdk.lib.settings_file import SettingsFiles
 
-    default = Settings()
+    default, allowed = Settings(), {"project", "entity", "mode", "anonymous", "disabled"}
     home = expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb") / "settings"
     user = SettingsFiles(global_settings=None, local_settings=home).all()
     server = os.environ.get("WANDB_BASE_URL") or user.get("base_url") or default.base_url
-    folder = default.read_system_settings().all()  # not the user's, whose path wandb sets later
-    file, other = escaped(default.settings_workspace), folder.get("base_url", server)
-    if other.rstrip("/") != server.rstrip("/"):
-        raise ConfigError(
-            f"{file}: names the server {escaped(other)}, which would get your wandb key; remove "
-            "it, or set WANDB_BASE_URL to this server if it is yours"
-        )
-    if unsafe := sorted(set(folder) - _FROM_FOLDER):
-        raise ConfigError(
-            f"{file}: sets {escaped(unsafe[0])}, which may send your wandb key elsewhere; remove "
-            "it, or choose logger=none"
-        )
+    file = escaped(default.settings_workspace)
+    try:
+        folder = default.read_system_settings().all()  # of the current folder alone
+    except (OSError, ValueError, configparser.Error) as error:
+        raise ConfigError(f"{file}: cannot be read ({first_line(error)}); remove it") from error
+    for key, value in folder.items():
+        if key not in allowed and (key, value.rstrip("/")) != ("base_url", server.rstrip("/")):
+            raise ConfigError(
+                f"{file}: sets {escaped(f'{key}={value}')}, which may send your wandb key "
+                "elsewhere; remove it or, if this server is yours, set WANDB_BASE_URL to it"
+            )
     return server
 
 

@@ -81,21 +81,20 @@ _failed_sweeps: set[str | None] = set()
 
 def _finish(run: Any, code: int, logged: LoggedRun) -> None:
     """End a wandb run, and wait for its uploads; a failure does not end the job."""
-    online = not run.offline
+    online, log = not (run.offline or run.disabled), Path(run.settings.log_internal)
     if online:
         waiting = f"waiting for wandb's uploads, at most {_FINISH_SECONDS:.0f} s"
         logged.guard.call("progress", print, waiting, flush=True)
     try:
         run.finish(exit_code=code)
-        log = Path(run.settings.log_internal)
         # ``finish`` does not raise if the server refused rows, as by 401.
         for line in log.read_text("utf-8").splitlines() if online and log.is_file() else ():
             if '"level":"ERROR+4"' in line:
                 raise OSError(json.loads(line)["msg"])
     except Exception as error:
         _failed_sweeps.add(logged.group)
-        remedy = "metrics.jsonl has all rows; wandb sync uploads them later"
-        logged.guard.failed(_WandbLogger.part, error, remedy)
+        instead = "metrics.jsonl has all rows; wandb sync uploads them later"
+        logged.guard.failed(_WandbLogger.part, error, instead)
 
 
 def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:

@@ -95,7 +95,16 @@ def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, mo
             (("resume=run", "frames=256"), off),
             (("evaluate", "run", "--episodes", "2"), {}),
             ((*QUICK, "hydra.run.dir=quiet"), {}),
-            (("experiment=clone", "data=data", *clone, "loss.critic_coeff=0", "collector.held_out=0"), {}),
+            (
+                (
+                    "experiment=clone",
+                    "data=data",
+                    *clone,
+                    "loss.critic_coeff=0",
+                    "collector.held_out=0",
+                ),
+                {},
+            ),
         ):
             programs, addresses = traced(words, **told, **more)
             print(f"klrl {' '.join(words)}: starts {programs}, connects to {addresses}")
