@@ -67,17 +67,30 @@ def _used() -> dict[str, list[tuple[str, ast.Call | None]]]:
     return found
 
 
+def _given(call: ast.Call | None, where: str) -> set[str]:
+    """The arguments of a call, as text; those of ``**how`` from the dictionary of that name."""
+    if call is None:
+        return set()
+    tree = ast.parse((PACKAGE / where).read_text("utf-8"))
+    found = {f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords if k.arg}
+    named = {ast.unparse(k.value) for k in call.keywords if not k.arg}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in named:
+            assert isinstance(node.value, ast.Dict)
+            for key, value in zip(node.value.keys, node.value.values, strict=True):
+                assert isinstance(key, ast.Constant)
+                found.add(f"{key.value}={ast.unparse(value)}")
+    return found | {ast.unparse(each) for each in call.args}
+
+
 def test_each_reader_is_listed_and_has_what_keeps_it_from_running_code() -> None:
     used = _used()
     assert set(used) == set(READERS), "list the new reader, with the reason why it runs no code"
     for name, (needed, _) in READERS.items():
         for where, call in used[name]:
-            assert call is not None or not needed, f"{where}: {name} is called elsewhere"
-            given = {f"{k.arg}={ast.unparse(k.value)}" for k in call.keywords} if call else set()
-            given |= {ast.unparse(each) for each in call.args} if call else set()
+            given = _given(call, where)
             weights = {"use_safetensors=True"} if "dtype=dtype" in given else set()
-            needed = needed | weights
-            assert needed <= given, f"{where}: {name} lacks {needed - given}"
+            assert needed | weights <= given, f"{where}: {name} lacks {needed | weights - given}"
 
 
 def test_no_file_imports_what_can_unpickle() -> None:

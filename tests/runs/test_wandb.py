@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from klrl.base.errors import NonFiniteError
-from klrl.runs.machine import wandb_mode
 from klrl.runs.resume import stored_config
+from klrl.runs.wandb_logger import wandb_mode
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
