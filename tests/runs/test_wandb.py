@@ -164,7 +164,7 @@ def test_a_server_that_fails_is_recorded_and_costs_a_sweep_one_limit(mode, failu
     (told,) = first["side_failures"]
     assert told["part"] == "wandb"
     assert told["error"].startswith(failure)
-    assert first["ended"] <= told["when"]
+    assert first["ended"] < told["when"] or mode == 401  # which costs no wait
     for each in later:
         (told,) = each["side_failures"]
         assert told["part"] == "wandb's server"
