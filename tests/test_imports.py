@@ -178,7 +178,7 @@ def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, caps
 
 
 #: Lines of klrl that a control run without logger and evaluation may load.
-LOADS = 17_100
+LOADS = 17_150
 
 
 @pytest.mark.integration
