@@ -320,8 +320,14 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     """A language run of this policy, without a task, a sampler and a preflight."""
     packed = ScoringLayout(G, shared=False)
     prompts = SimpleNamespace(take=lambda count: None)
-    nothing = dict.fromkeys(("check", "trial_batch"), lambda *_: None)
-    task = SimpleNamespace(chat=False, notes=(), stream=lambda *_: prompts, **nothing)
+    task = SimpleNamespace(
+        chat=False,
+        notes=(),
+        evaluations=None,
+        check=lambda *_: [],
+        trial_batch=lambda *_: None,
+        stream=lambda *_: prompts,
+    )
     instead = {
         "make_task": lambda *_: task,
         "make_sampler": lambda *_: None,
