@@ -43,7 +43,9 @@ def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypat
     monkeypatch.setenv("COLUMNS", "80")
     live = Terminal()
     with Progress(204_800, CONTROL, stream=live) as progress:
-        progress._first = time.monotonic() - 4.0, 0
+        now = time.monotonic()
+        progress._first = now - 4.0, 0
+        monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
         progress.show(
             {
                 **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},
