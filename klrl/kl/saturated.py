@@ -85,10 +85,10 @@ def draw(
         return
     for key, head in heads:
         u, inverse = drawn.get(kept_at(sampled, key)), head.transforms[0].inv(batch.get(key))
-        batch.set(kept_at(sampled, key), torch.where(_expand(possible, u), u, inverse))
+        batch.set(kept_at(sampled, key), torch.where(expanded(possible, u), u, inverse))
     for key, value in zip(log_prob_keys, written, strict=True):
         new = sum_beyond(each.get(key, total) if len(written) > 1 else total, value.ndim)
-        batch.set(key, torch.where(_expand(possible, value), new.to(value), value))
+        batch.set(key, torch.where(expanded(possible, value), new.to(value), value))
 
 
 def log_probs(
@@ -104,7 +104,7 @@ def log_probs(
         u = batch.get(kept_at(dist, key), None)
         before = isinstance(head, TanhNormal) and u is not None
         value = log_prob_before_tanh(head, u) if before else head.log_prob(batch.get(key))
-        each[_suffixed(key, "log_prob")] = value
+        each[suffixed(key, "log_prob")] = value
     return each
 
 
@@ -145,7 +145,7 @@ def sibling(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
     """Return the key of a sample before tanh; a composite's key includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
-    return _suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
+    return suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def _beyond_the_cut(
     # The cut is half a float's spacing below ``least``: all tanh(u) above it round to >= ``least``.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
-    stored = action.new_zeros(()) if stored is None else _expand(stored, action)
+    stored = action.new_zeros(()) if stored is None else expanded(stored, action)
     v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
     # Mirror the Gaussian at the lower bound, so that the draw there is above the cut too.
     alpha = (cut - side * loc.double()) / scale.double()
@@ -209,7 +209,8 @@ def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, D
     return [(action_key, dist)]
 
 
-def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
+def suffixed(key: ActionKey, suffix: str) -> ActionKey:
+    """Return ``key`` with a suffix: ``("a", "move")`` -> ``("a", "move_log_prob")``."""
     return f"{key}_{suffix}" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_{suffix}")
 
 
@@ -230,5 +231,6 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u.abs() - softplus(-2 * u.abs()))
 
 
-def _expand(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
+def expanded(rows: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of 1 to ``rows`` [*B], so that it broadcasts with ``like`` [*B, ...]."""
+    return rows.reshape((*rows.shape, *[1] * (like.ndim - rows.ndim)))

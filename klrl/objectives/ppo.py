@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from operator import eq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,13 +26,18 @@ from tensordict.nn import (
     dispatch,
 )
 from torch import Tensor
+from torch.distributions import Distribution, Independent
 
 from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
     Key,
+    action_keys,
     as_key,
+    has_all,
     keep_pre_tanh,
+    knows_keys,
+    path,
     require_policy,
     require_reference,
     score,
@@ -98,16 +105,24 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     def out_keys(self, values: list[Key]) -> None:
         self._out_keys = values
 
-    def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
-        """Return a copy with actions under the actor's keys; add missing samples before tanh."""
+    def _of_frames(self, data: TensorDictBase) -> TensorDictBase:
+        """Return a copy with actions under the actor's keys, and one stored log-prob per frame.
+
+        Adds missing samples before tanh.
+        """
+        key, dims = self.tensor_keys.sample_log_prob, self._frame_dims(data)
         data = self._renamed(data, self.actor_network)
-        keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
+        keep_pre_tanh(self.actor_network, data, _listed(key))
+        # TorchRL would average the objective over dimensions that the advantage lacks. Their
+        # log-probs add (those of a composite's heads in TorchRL).
+        if not isinstance(key, list) and has_all(data, [key]):
+            data.set(key, sum_beyond(data.get(key), dims))
         return data
 
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
         if self.reference is None:
             return out
-        kl = self._per_frame(self._reference_kl(self.reference, data), data)
+        kl = self._per_frame("the KL", self._reference_kl(self.reference, data), data)
         out.set("kl_ref", self._reduce_loss(kl.detach(), data, reduction="mean"))
         return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
 
@@ -131,33 +146,48 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
         """Return a copy that has the actions also under the model's keys, if these differ."""
         data = data.copy()
-        for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
-            if as_key(key) != as_key(own):
-                data.set(own, data.get(key))
+        named, own = list(map(path, _listed(self.tensor_keys.action))), action_keys(model)
+
+        def apart(key: Key, keys: Iterable[Key]) -> bool:  # and not one below the other
+            return not any(all(map(eq, path(key), path(other))) for other in keys)
+
+        there = [key for key in named if apart(key, own)]
+        for key, other in zip(there, [key for key in own if apart(key, named)], strict=True):
+            data.set(other, data.get(key))
         return data
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
         # Read the sample before tanh, since TorchRL's inverse of tanh fails for saturated actions.
         known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
-        return where_kept(self.actor_network, known, dist, log_prob), dist, composite
+        dist = dist.base_dist if isinstance(dist, _Joint) else dist
+        log_prob = where_kept(self.actor_network, known, dist, log_prob)
+        if isinstance(log_prob, Tensor):
+            log_prob = self._per_frame("the log-prob", log_prob, tensordict)
+        return log_prob, dist, composite
+
+    def _get_entropy(self, dist: Distribution, adv_shape: torch.Size) -> Tensor | TensorDictBase:
+        entropy = super()._get_entropy(dist, adv_shape)
+        if isinstance(entropy, Tensor):
+            return sum_beyond(entropy, len(adv_shape)).unsqueeze(-1)
+        return entropy
 
     def _frame_dims(self, data: TensorDictBase) -> int:
         """Count the batch dimensions, and that of agents if each agent has an advantage."""
-        advantage = data.get(self.tensor_keys.advantage, None)
-        return data.ndim if advantage is None else advantage.ndim - 1
+        keys = (self.tensor_keys.advantage, as_key(("next", self.tensor_keys.reward)))
+        given = [data.get(key) for key in keys if has_all(data, [key])]
+        return max(data.ndim, given[0].ndim - 1) if given else data.ndim
 
-    def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """Sum ``kl`` over all dimensions after the first :meth:`_frame_dims`."""
+    def _per_frame(self, name: str, value: Tensor, data: TensorDictBase) -> Tensor:
+        """Sum a KL or log-prob over all dimensions after the first :meth:`_frame_dims`."""
         dims = self._frame_dims(data)
-        if kl.ndim < dims:
-            advantage = data.get(self.tensor_keys.advantage)
+        if value.ndim < dims:
             raise ValueError(
-                "the exact KL of a composite is summed over agents: it has shape "
-                f"{tuple(kl.shape)}, the advantage {tuple(advantage.shape)}; give the data a batch "
-                "dimension for agents, or one advantage for the team"
+                f"{name} has shape {tuple(value.shape)}, but the advantage has {dims} dimensions "
+                "before its last (that of a composite is summed over agents); give the data a "
+                "batch dimension for agents, or one advantage for the team"
             )
-        return sum_beyond(kl, dims)
+        return sum_beyond(value, dims)
 
     def _live_parameters(self) -> AbstractContextManager[object]:
         if not self.functional:
@@ -246,9 +276,11 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
         self._require_parameters(tensordict)
-        self._warn_of_sampled_kl(tensordict)
-        tensordict = self._with_pre_tanh(tensordict)
-        with _beta_held(self):
+        old = self.actor_network.build_dist_from_params(tensordict)
+        self._warn_of_sampled_kl(old, tensordict)
+        tensordict = self._of_frames(tensordict)
+        more = len(old.batch_shape) - self._frame_dims(tensordict)
+        with _beta_held(self), _joint(self.actor_network, more):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
             self.update_beta(self._reduce_loss(out["kl"], tensordict, reduction="mean"))
@@ -275,14 +307,13 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
             new = self.actor_network.get_dist(tensordict.copy())
-        kl = self._per_frame(exact_kl(old, new), tensordict)
+        kl = self._per_frame("the KL", exact_kl(old, new), tensordict)
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
-    def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
+    def _warn_of_sampled_kl(self, old: Distribution, tensordict: TensorDictBase) -> None:
         """Warn of saturated actions in a composite, whose KL(old||new) TorchRL samples."""
-        old = self.actor_network.build_dist_from_params(tensordict)
-        keys = self.actor_network.dist_sample_keys
-        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
+        key = action_keys(self.actor_network)[0]
+        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, key):
             warnings.warn(
                 "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
                 "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
@@ -290,8 +321,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             )
 
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
-        keys = self.actor_network.dist_params_keys
-        missing = [key for key in keys if tensordict.get(key, None) is None]
+        keys = self.actor_network.dist_params_keys if knows_keys(self.actor_network) else []
+        missing = [key for key in keys if not has_all(tensordict, [as_key(key)])]
         if missing:
             raise KeyError(
                 f"the data lacks {missing}: KL(old||new) needs the parameters of the distribution "
@@ -324,7 +355,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the loss terms of a minibatch (``loss_*``) and TorchRL's metrics."""
-        tensordict = self._with_pre_tanh(tensordict)
+        tensordict = self._of_frames(tensordict)
         return self._add_reference_kl(super().forward(tensordict), tensordict)
 
 
@@ -378,6 +409,30 @@ def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
         yield
     finally:
         loss.dtarg, loss.beta = dtarg, beta
+
+
+class _Joint(Independent):
+    """The distribution of a whole frame: dimensions that the advantage lacks are one event."""
+
+
+@contextmanager
+def _joint(actor: ProbabilisticTensorDictSequential, more: int) -> Iterator[None]:
+    """Let an actor's distributions be joint in their last ``more`` batch dimensions.
+
+    TorchRL's forward then sums their KL, instead of averaging it.
+    """
+
+    def joint(make: Callable[..., Distribution], data: TensorDictBase) -> Distribution:
+        dist = make(data)  # one of the two methods may call the other
+        return dist if isinstance(dist, _Joint) else _Joint(dist, more)
+
+    names = ("get_dist", "build_dist_from_params") if more > 0 else ()
+    actor.__dict__.update({name: partial(joint, getattr(actor, name)) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del actor.__dict__[name]
 
 
 def _listed(keys: Key | list[Key]) -> list[Key]:

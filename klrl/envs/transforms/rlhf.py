@@ -19,7 +19,7 @@ from klrl.envs.transforms.base import log_prob_like, reward_of
 from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
-from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
+from klrl.kl.policies import Key, action_keys, as_key, log_prob_keys, require_reference, score
 from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import sibling
 from klrl.kl.shapes import like_reward
@@ -95,7 +95,7 @@ class KLRewardTransform(ChargedReward):
         )
         self.reference = FrozenPolicy.copy_of(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
-        self.action_key = as_key(action_key or actor.dist_sample_keys[0])
+        self.action_key = as_key(action_key or action_keys(actor)[0])
         self.log_prob_keys = log_prob_keys(actor)
         self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
         self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
@@ -129,7 +129,7 @@ class KLRewardTransform(ChargedReward):
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
         # Use distribution parameters in the data only if the reference has the same action key.
-        same = self.action_key == self.reference.dist_sample_keys[0]
+        same = self.action_key == action_keys(self.reference)[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(
             tensordict, self.log_prob_keys, reward, scorer, self.on_unsampled
@@ -144,7 +144,7 @@ class KLRewardTransform(ChargedReward):
 
     def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Return the data with the action under the reference's key: a copy if the keys differ."""
-        own = as_key(self.reference.dist_sample_keys[0])
+        own = action_keys(self.reference)[0]
         if self.action_key != own:
             tensordict = tensordict.copy().exclude(sibling(own))
             tensordict.set(own, tensordict.get(self.action_key))

@@ -25,7 +25,7 @@ from klrl.kl.charge import shaped
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.policies import Key, as_key, has_all, written_keys
-from klrl.kl.saturated import log_probs
+from klrl.kl.saturated import expanded, log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: Ways to treat a step whose action the policy did not sample; the default is ``nan``.
@@ -138,7 +138,7 @@ def parameters_or_one(
     steps = _any_beyond(where, tensordict.ndim)
 
     def one(value: Tensor) -> Tensor:
-        return torch.where(_expand(steps, value), torch.ones_like(value), value)
+        return torch.where(expanded(steps, value), torch.ones_like(value), value)
 
     filled = tensordict.copy()
     for key in keys:
@@ -149,10 +149,6 @@ def parameters_or_one(
 
 def _any_beyond(mask: Tensor, dims: int) -> Tensor:
     return mask.flatten(dims).any(-1) if mask.ndim > dims else mask
-
-
-def _expand(steps: Tensor, value: Tensor) -> Tensor:
-    return steps.reshape(*steps.shape, *[1] * (value.ndim - steps.ndim))
 
 
 def _filled_in(
@@ -166,7 +162,7 @@ def _filled_in(
         value = tensordict.get(key)
         leaves = [value] if isinstance(value, Tensor) else list(value.values(True, True))
         for leaf in leaves:
-            zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
+            zero = zero & ~expanded(_any_beyond(leaf != 0, tensordict.ndim), zero)
     if not zero.any():
         return zero
     # A policy with a single action has log-prob 0 for all parameters: do not mark its steps.

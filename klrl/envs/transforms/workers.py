@@ -56,11 +56,12 @@ class SendToWorkers(Transform):
 
     def _infer_specs(self) -> dict[Key, Unbounded]:
         parent, actor = self.parent, self.__dict__["_actor"]
-        written = _written(actor, parent.observation_spec.zero())
+        zeros = parent.observation_spec.zero()
+        written = _written(actor, zeros.copy())
         keys = self._keys
         if keys is None:
-            actions = [as_key(key) for key in parent.action_keys]
-            keys = [key for key in map(as_key, actor.out_keys) if key not in actions]
+            known = [*map(as_key, parent.action_keys), *zeros.keys(True, True)]
+            keys = [key for key in written.keys(True, True) if key not in known]
         specs = {}
         for key in keys:
             value = written.get(key, None)
