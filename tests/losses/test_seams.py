@@ -59,10 +59,12 @@ def test_keywords_give_what_a_tensordict_gives(kind, reference: bool) -> None:
 @both
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
-def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:
+@pytest.mark.parametrize("one_key", [False, True])
+def test_heads_add_in_the_kl_to_a_reference(kind, estimator, reduction: str, one_key) -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        policy = heads.two_headed_actor()
+        below = "action" if one_key else "agent"
+        policy = heads.two_headed_actor(below, one_key=one_key)
         reference = moved(freeze(policy))
         batch = TensorDict({"agent": {"seen": torch.randn(COUNT, 3)}}, [COUNT])
         critic = ValueOperator(nn.Linear(3, 1), in_keys=[("agent", "seen")])
@@ -71,8 +73,8 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
             batch["advantage"] = torch.zeros(COUNT, 1)
             batch["value_target"] = torch.zeros(COUNT, 1)
             moved(policy)
-            old = batch["agent", "move_log_prob"] + batch["agent", "press_log_prob"]
-            scored = [by_hand(model, batch) for model in (policy, reference)]
+            old = batch[below, "move_log_prob"] + batch[below, "press_log_prob"]
+            scored = [heads.by_hand(model, batch) for model in (policy, reference)]
     finally:
         torch.set_default_dtype(torch.float32)
     (p, q), (log_p, log_q) = zip(*scored, strict=True)
@@ -91,21 +93,13 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
         ref_kl_estimator=estimator,
         reduction=reduction,
     )
+    for name, suffix in (("action", ""), ("sample_log_prob", "_log_prob")):
+        loss.set_keys(**{name: [(below, head + suffix) for head in ("move", "press")]})
     out = loss(batch.copy())
+    torch.testing.assert_close(out["kl_approx"], (old - log_p).mean())
     reduced = {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction]
     torch.testing.assert_close(out["loss_kl_ref"].detach(), 0.3 * reduced, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(out["kl_ref"], each.mean(), rtol=1e-9, atol=1e-12)
-
-
-def by_hand(model: nn.Module, batch: TensorDict):
-    """Both heads' distributions, and the sum of their log-probs."""
-    loc, scale, logits = model[0].module(batch["agent", "seen"])
-    dists = (
-        torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1),
-        torch.distributions.Categorical(logits=logits),
-    )
-    actions = batch["agent", "move"], batch["agent", "press"]
-    return dists, sum(d.log_prob(a) for d, a in zip(dists, actions, strict=True))
 
 
 @both

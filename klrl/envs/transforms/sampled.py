@@ -95,7 +95,7 @@ def unsampled(
     NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
     break the check, and a KL of zero would be false.
     """
-    if tensordict.get(key, None) is None and _in_parallel_env(tensordict):
+    if not written_keys(tensordict, [key]) and _in_parallel_env(tensordict):
         raise RuntimeError(
             f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
             "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
