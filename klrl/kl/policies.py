@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import eq
 from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase, unravel_key
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution
 
 from klrl.kl.estimators import sum_beyond
-from klrl.kl.saturated import (
-    PRE_TANH,
-    any_kept,
-    any_lost,
-    draw,
-    log_probs,
-    sibling,
-    suffixed,
-    warn,
-)
+from klrl.kl.reference import FrozenPolicy
+from klrl.kl.saturated import PRE_TANH, any_kept, any_lost, draw, log_probs, sibling, warn
 from klrl.kl.shapes import add_heads
 
 #: Older TorchRL policies write the log-prob here; read if the policy's own key is missing.
@@ -34,9 +27,31 @@ def as_key(key: Key) -> Key:
     return unravel_key(key)
 
 
-def path(key: Key) -> tuple[Any, ...]:
-    """Return a key as a tuple: ``"a"`` -> ``("a",)``."""
+def under_keys_of(
+    model: TensorDictModuleBase, tensordict: TensorDictBase, keys: Sequence[Key]
+) -> TensorDictBase:
+    """Return the data with the actions at ``keys`` under the model's keys: a copy if these differ.
+
+    A composite's key may lie above or below the given ones: its actions are there already.
+    """
+    given = [as_key(key) for key in keys]
+    own = [as_key(key) for key in getattr(model, "dist_sample_keys", given)]
+    lacking = [key for key in own if not any(_nested(key, other) for other in given)]
+    for key, other in zip(given, own, strict=bool(lacking)):
+        if other in lacking:
+            u = tensordict.get(sibling(key), None)
+            tensordict = tensordict.copy().exclude(sibling(other)).set(other, tensordict.get(key))
+            tensordict = tensordict if u is None else tensordict.set(sibling(other), u)
+    return tensordict
+
+
+def _path(key: Key) -> tuple[Any, ...]:
     return key if isinstance(key, tuple) else (key,)
+
+
+def _nested(key: Key, other: Key) -> bool:
+    """Whether one key is, or lies below, the other."""
+    return all(map(eq, _path(key), _path(other)))
 
 
 def score(
@@ -55,31 +70,17 @@ def score(
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
-    action_key = action_keys(model)[0]
-    action_device = _leaves(tensordict.get(action_key))[0].device
+    action_device = leaves(tensordict.get(model.dist_sample_keys[0]))[0].device
     if device != action_device:
         tensordict = tensordict.to(device)
     moved = tensordict.copy()
-    if not knows_keys(model):
-        scorer = getattr(model, "log_prob", None)
-        action = moved.get(action_key)
-        log_prob = scorer(moved) if scorer else model.get_dist(moved).log_prob(action)
-        return log_prob.to(action_device)
+    if not isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy):
+        return model.log_prob(moved).to(action_device)
     dist = model.get_dist(moved)
     log_prob = model.log_prob(moved, dist=dist)
     # A composite names its log-probs by its heads, which log_prob_keys need not list.
-    log_prob = where_kept(model, tensordict, dist, add_heads(_leaves(log_prob)))
-    return log_prob.to(action_device)
-
-
-def knows_keys(model: object) -> bool:
-    """Whether a policy names its actions and parameters; TorchRL's losses need only get_dist."""
-    return hasattr(model, "dist_sample_keys") and hasattr(model, "dist_params_keys")
-
-
-def action_keys(model: object) -> list[Key]:
-    """Return the keys of a policy's action; ``action`` if the policy names none."""
-    return [as_key(key) for key in getattr(model, "dist_sample_keys", ["action"])]
+    log_prob = add_heads(leaves(log_prob))
+    return where_kept(model, tensordict, dist, log_prob).to(action_device)
 
 
 def keep_pre_tanh(
@@ -92,7 +93,7 @@ def keep_pre_tanh(
     ``model`` needs the sampling policy's kind of distribution; ``keys`` as in :func:`score`.
     """
     if (
-        knows_keys(model)
+        isinstance(model, ProbabilisticTensorDictSequential | FrozenPolicy)
         and tensordict.get(PRE_TANH, None) is None
         and has_all(tensordict, model.dist_params_keys)
     ):
@@ -118,24 +119,23 @@ def where_kept(
         dist: the model's distribution in the transition.
         log_prob: log-prob of the action, [...]; or a TensorDict with the log-prob of each head.
     """
-    key = action_keys(model)[0]
-    if PRE_TANH in getattr(model, "out_keys", ()) and tensordict.get(PRE_TANH, None) is not None:
+    key = model.dist_sample_keys[0]
+    if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:
         return log_prob  # the model has read the samples itself
     if any_kept(dist, tensordict, key):
         each = log_probs(dist, tensordict, key)
         if isinstance(log_prob, Tensor):
             return sum_beyond(add_heads(list(each.values())), log_prob.ndim)
         return log_prob.update(each)
-    readable = knows_keys(model) and has_all(tensordict, model.dist_params_keys)
-    if any_lost(dist, tensordict, key) and not readable:
+    if any_lost(dist, tensordict, key) and not has_all(tensordict, model.dist_params_keys):
         warn()
     return log_prob
 
 
-def require_policy(name: str, model: object) -> None:
-    """Refuse a model that has no distribution over an action."""
-    named = not knows_keys(model) or (model.dist_params_keys and model.dist_sample_keys)
-    if not hasattr(model, "get_dist") or not hasattr(model, "in_keys") or not named:
+def require_policy(name: str, model: object, *, keys: bool = True) -> None:
+    """Refuse a model that has no distribution over an action, or ``keys`` of one."""
+    needed = ("dist_params_keys", "dist_sample_keys")
+    if not hasattr(model, "get_dist") or not all(getattr(model, key, not keys) for key in needed):
         raise TypeError(
             f"{name}={type(model).__name__}: has no distribution over an action; end it in a "
             "ProbabilisticTensorDictModule(in_keys, out_keys, distribution_class=...)"
@@ -159,8 +159,6 @@ def require_reference(name: str, model: object) -> None:
 
 def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
     """Return the keys under which a policy writes its log-probs, one per head."""
-    if not knows_keys(model):
-        return [suffixed(key, "log_prob") for key in action_keys(model)]
     # log_prob_keys may list keys that the policy never writes; out_keys has only written keys.
     written = [as_key(key) for key in model.out_keys]
     keys = [as_key(key) for key in model.log_prob_keys if key is not None]
@@ -171,42 +169,33 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """Return the keys of an action's log-probs in the data; [] if the data lack one.
+    """Return the keys of an action's log-probs: ``keys`` if the data have them all; else others.
 
-    These are ``keys``; or :data:`OLDER_KEY`; or, where ``X_log_prob`` names the log-prob of a
-    composite's actions below ``X``, the log-probs next to these actions.
+    These are :data:`OLDER_KEY`; or, if ``X_log_prob`` names the log-prob of a composite's actions
+    below ``X``, the log-probs next to these actions. The result is [] if one is missing.
     """
-    named = [as_key(key) for key in keys if key is not None]
-    older = [sibling(key, OLDER_KEY) for key in named[:1]]
-    heads = [head for key in named for head in _heads_of(tensordict, key)]
-    return next((found for found in (named, older, heads) if has_all(tensordict, found)), [])
+    named: list[Key] = [as_key(key) for key in keys if key is not None]
+    for found in (named, [sibling(key, OLDER_KEY) for key in named[:1]]):
+        if has_all(tensordict, found):
+            return found
+    above = [(*key[:-1], key[-1].removesuffix("_log_prob")) for key in map(_path, named)]
+    beside = ("_log_prob", f"_{PRE_TANH}")  # not actions, but written next to them
+    heads: list[Key] = [
+        (*key[:-1], f"{key[-1]}_log_prob")
+        for key in map(_path, tensordict.keys(True, True))
+        if any(_nested(key, stem) for stem in above) and not key[-1].endswith(beside)
+    ]
+    return heads if has_all(tensordict, heads) else []
 
 
-def _heads_of(tensordict: TensorDictBase, key: Key) -> list[Key]:
-    """Return the log-prob keys of the actions below ``X``, for the key ``X_log_prob``."""
-    *above, last = path(key)
-    stem = (*above, last.removesuffix("_log_prob"))
-    actions = tensordict.get(stem) if has_all(tensordict, [stem]) else None
-    if not isinstance(actions, TensorDictBase):
-        return [key]
-    leaves = [as_key((stem, leaf)) for leaf in actions.keys(True, True)]
-    beside = ("_log_prob", f"_{PRE_TANH}")  # what is written next to an action
-    return [suffixed(leaf, "log_prob") for leaf in leaves if not leaf[-1].endswith(beside)]
-
-
-def _leaves(value: Tensor | TensorDictBase) -> list[Tensor]:
+def leaves(value: Tensor | TensorDictBase) -> list[Tensor]:
+    """Return the tensors of an action or log-prob, one per head."""
     return [value] if isinstance(value, Tensor) else list(value.values(True, True))
-
-
-def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    """Sum the log-probs of an action's heads, and the dimensions after ``batch_dims``."""
-    return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
 
 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
     """Whether a TensorDict has every key."""
-    present = tensordict.keys(include_nested=True)
-    return all(key in present for key in keys)
+    return all(key in tensordict.keys(include_nested=True) for key in keys)
 
 
 def is_wrapper(model: object) -> bool:

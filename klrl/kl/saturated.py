@@ -62,9 +62,7 @@ def draw(
     """
     if not any_lost(sampled, batch, action_key):
         return
-    heads: list[tuple[ActionKey, Any]] = [
-        (key, head) for key, head in _heads(sampled, action_key) if isinstance(head, TanhNormal)
-    ]
+    heads = _tanh_heads(sampled, action_key)
     written = [batch.get(key) for key in log_prob_keys]
     stored = add_heads(written) if written else None
     rows = batch.ndim if stored is None else stored.ndim
@@ -104,25 +102,21 @@ def log_probs(
         u = batch.get(kept_at(dist, key), None)
         before = isinstance(head, TanhNormal) and u is not None
         value = log_prob_before_tanh(head, u) if before else head.log_prob(batch.get(key))
-        each[suffixed(key, "log_prob")] = value
+        each[_suffixed(key, "log_prob")] = value
     return each
 
 
 def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
     """Whether the batch has a sample before tanh for a TanhNormal head."""
-    return any(
-        isinstance(head, TanhNormal) and batch.get(kept_at(dist, key), None) is not None
-        for key, head in _heads(dist, action_key)
-    )
+    keys = [kept_at(dist, key) for key, _ in _tanh_heads(dist, action_key)]
+    return any(batch.get(key, None) is not None for key in keys)
 
 
 def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
     """Whether an action is saturated and its sample before tanh is missing."""
     return not any_kept(dist, batch, action_key) and any(
-        isinstance(head, TanhNormal)
-        and batch.get(key, None) is not None
-        and bool(saturated(head, batch.get(key)).any())
-        for key, head in _heads(dist, action_key)
+        batch.get(key, None) is not None and bool(saturated(head, batch.get(key)).any())
+        for key, head in _tanh_heads(dist, action_key)
     )
 
 
@@ -145,7 +139,7 @@ def sibling(key: ActionKey, name: str = PRE_TANH) -> ActionKey:
 def kept_at(dist: Distribution, action_key: ActionKey) -> ActionKey:
     """Return the key of a sample before tanh; a composite's key includes the action's name."""
     composite = isinstance(dist, CompositeDistribution)
-    return suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
+    return _suffixed(action_key, PRE_TANH) if composite else sibling(action_key)
 
 
 def saturated(dist: TanhNormal, action: Tensor) -> Tensor:
@@ -209,8 +203,11 @@ def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, D
     return [(action_key, dist)]
 
 
-def suffixed(key: ActionKey, suffix: str) -> ActionKey:
-    """Return ``key`` with a suffix: ``("a", "move")`` -> ``("a", "move_log_prob")``."""
+def _tanh_heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Any]]:
+    return [each for each in _heads(dist, action_key) if isinstance(each[1], TanhNormal)]
+
+
+def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
     return f"{key}_{suffix}" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_{suffix}")
 
 

@@ -3,17 +3,16 @@
 TorchRL computes its loss terms; klrl can add the KL to a reference, and updates beta itself
 (:meth:`KLPENPPOLoss.update_beta`). TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``,
 even in evaluation. The gradient then has the new beta, but the loss the old one.
-:func:`_beta_held` prevents this.
+:func:`_mended` prevents this.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from operator import eq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,20 +31,18 @@ from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
     Key,
-    action_keys,
     as_key,
-    has_all,
     keep_pre_tanh,
-    knows_keys,
-    path,
+    leaves,
     require_policy,
     require_reference,
     score,
-    sum_heads,
+    under_keys_of,
     where_kept,
 )
 from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import any_lost
+from klrl.kl.shapes import add_heads
 from klrl.objectives.functional import factor, is_finite_kl, reference_kl
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
@@ -106,23 +103,17 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
         self._out_keys = values
 
     def _of_frames(self, data: TensorDictBase) -> TensorDictBase:
-        """Return a copy with actions under the actor's keys, and one stored log-prob per frame.
-
-        Adds missing samples before tanh.
-        """
+        """Copy: actions under the actor's keys, samples before tanh, one log-prob per frame."""
         key, dims = self.tensor_keys.sample_log_prob, self._frame_dims(data)
-        data = self._renamed(data, self.actor_network)
+        data = under_keys_of(self.actor_network, data.copy(), _listed(self.tensor_keys.action))
         keep_pre_tanh(self.actor_network, data, _listed(key))
-        # TorchRL would average the objective over dimensions that the advantage lacks. Their
-        # log-probs add (those of a composite's heads in TorchRL).
-        if not isinstance(key, list) and has_all(data, [key]):
-            data.set(key, sum_beyond(data.get(key), dims))
-        return data
+        stored = None if isinstance(key, list) else data.get(key, None)  # TorchRL adds a list's
+        return data if stored is None else data.set(key, sum_beyond(stored, dims))
 
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
         if self.reference is None:
             return out
-        kl = self._per_frame("the KL", self._reference_kl(self.reference, data), data)
+        kl = self._per_frame(self._reference_kl(self.reference, data), data)
         out.set("kl_ref", self._reduce_loss(kl.detach(), data, reduction="mean"))
         return out.set("loss_kl_ref", self.ref_kl_coef.to(kl) * self._reduce_loss(kl, data))
 
@@ -135,57 +126,46 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
                 ref_dist = reference.get_dist(data.copy())
             return exact_kl(dist, ref_dist)
         dims = self._frame_dims(data)
-        with self._live_parameters():
-            log_prob = score(self.actor_network, data)
+        new = leaves(self._get_cur_log_prob(data.copy())[0])
         with torch.no_grad():
-            ref_log_prob = score(reference, self._renamed(data, reference))
-        old = sum_heads(data, _listed(self.tensor_keys.sample_log_prob), dims)
-        new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
-        return reference_kl(self.ref_kl_estimator, new, old, ref)
-
-    def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """Return a copy that has the actions also under the model's keys, if these differ."""
-        data = data.copy()
-        named, own = list(map(path, _listed(self.tensor_keys.action))), action_keys(model)
-
-        def apart(key: Key, keys: Iterable[Key]) -> bool:  # and not one below the other
-            return not any(all(map(eq, path(key), path(other))) for other in keys)
-
-        there = [key for key in named if apart(key, own)]
-        for key, other in zip(there, [key for key in own if apart(key, named)], strict=True):
-            data.set(other, data.get(key))
-        return data
+            ref = [
+                score(reference, under_keys_of(reference, data, _listed(self.tensor_keys.action)))
+            ]
+        old = [data.get(key) for key in _listed(self.tensor_keys.sample_log_prob)]
+        heads = (sum_beyond(add_heads(each), dims) for each in (new, old, ref))
+        return reference_kl(self.ref_kl_estimator, *heads)
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
         # Read the sample before tanh, since TorchRL's inverse of tanh fails for saturated actions.
         known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
         dist = dist.base_dist if isinstance(dist, _Joint) else dist
-        log_prob = where_kept(self.actor_network, known, dist, log_prob)
+        if hasattr(self.actor_network, "dist_sample_keys"):
+            log_prob = where_kept(self.actor_network, known, dist, log_prob)
         if isinstance(log_prob, Tensor):
-            log_prob = self._per_frame("the log-prob", log_prob, tensordict)
+            log_prob = self._per_frame(log_prob, tensordict)
         return log_prob, dist, composite
 
     def _get_entropy(self, dist: Distribution, adv_shape: torch.Size) -> Tensor | TensorDictBase:
-        entropy = super()._get_entropy(dist, adv_shape)
-        if isinstance(entropy, Tensor):
-            return sum_beyond(entropy, len(adv_shape)).unsqueeze(-1)
-        return entropy
+        entropy = super()._get_entropy(dist, adv_shape)  # of a composite: with its batch shape
+        joint = isinstance(entropy, Tensor)
+        return sum_beyond(entropy, len(adv_shape)).unsqueeze(-1) if joint else entropy
 
     def _frame_dims(self, data: TensorDictBase) -> int:
         """Count the batch dimensions, and that of agents if each agent has an advantage."""
-        keys = (self.tensor_keys.advantage, as_key(("next", self.tensor_keys.reward)))
-        given = [data.get(key) for key in keys if has_all(data, [key])]
-        return max(data.ndim, given[0].ndim - 1) if given else data.ndim
+        like = data.get(self.tensor_keys.advantage, None)
+        if like is None:  # TorchRL will compute it, in the reward's shape
+            like = data.get(as_key(("next", self.tensor_keys.reward)), None)
+        return data.ndim if like is None else max(data.ndim, like.ndim - 1)
 
-    def _per_frame(self, name: str, value: Tensor, data: TensorDictBase) -> Tensor:
+    def _per_frame(self, value: Tensor, data: TensorDictBase) -> Tensor:
         """Sum a KL or log-prob over all dimensions after the first :meth:`_frame_dims`."""
         dims = self._frame_dims(data)
         if value.ndim < dims:
             raise ValueError(
-                f"{name} has shape {tuple(value.shape)}, but the advantage has {dims} dimensions "
-                "before its last (that of a composite is summed over agents); give the data a "
-                "batch dimension for agents, or one advantage for the team"
+                f"a KL or log-prob (a composite's is summed over agents) is {list(value.shape)}, "
+                f"the advantage has {dims + 1} dimensions: give the data a batch dimension for "
+                "agents, or one advantage for the team"
             )
         return sum_beyond(value, dims)
 
@@ -277,10 +257,15 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         """Compute the loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
         self._require_parameters(tensordict)
         old = self.actor_network.build_dist_from_params(tensordict)
-        self._warn_of_sampled_kl(old, tensordict)
+        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, "of its heads"):
+            warnings.warn(
+                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
+                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
+                stacklevel=2,
+            )
         tensordict = self._of_frames(tensordict)
         more = len(old.batch_shape) - self._frame_dims(tensordict)
-        with _beta_held(self), _joint(self.actor_network, more):
+        with _mended(self, more):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
             self.update_beta(self._reduce_loss(out["kl"], tensordict, reduction="mean"))
@@ -307,22 +292,12 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         old = self.actor_network.build_dist_from_params(tensordict)
         with self._live_parameters():
             new = self.actor_network.get_dist(tensordict.copy())
-        kl = self._per_frame("the KL", exact_kl(old, new), tensordict)
+        kl = self._per_frame(exact_kl(old, new), tensordict)
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
-    def _warn_of_sampled_kl(self, old: Distribution, tensordict: TensorDictBase) -> None:
-        """Warn of saturated actions in a composite, whose KL(old||new) TorchRL samples."""
-        key = action_keys(self.actor_network)[0]
-        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, key):
-            warnings.warn(
-                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
-                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
-                stacklevel=3,
-            )
-
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
-        keys = self.actor_network.dist_params_keys if knows_keys(self.actor_network) else []
-        missing = [key for key in keys if not has_all(tensordict, [as_key(key)])]
+        keys = getattr(self.actor_network, "dist_params_keys", [])
+        missing = [key for key in keys if tensordict.get(key, None) is None]
         if missing:
             raise KeyError(
                 f"the data lacks {missing}: KL(old||new) needs the parameters of the distribution "
@@ -397,40 +372,29 @@ class BetaHook:
         """Do nothing: :meth:`state_dict` is empty."""
 
 
-@contextmanager
-def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Keep TorchRL's forward from changing beta; let its graph refer to a copy of beta."""
-    # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
-    # torch.compile could not compile such a write.
-    dtarg, loss.dtarg = loss.dtarg, math.nan
-    # The backward pass reads beta, which update_beta may have changed in place by then.
-    beta, loss.beta = loss.beta, loss.beta.clone()
-    try:
-        yield
-    finally:
-        loss.dtarg, loss.beta = dtarg, beta
-
-
 class _Joint(Independent):
     """The distribution of a whole frame: dimensions that the advantage lacks are one event."""
 
 
 @contextmanager
-def _joint(actor: ProbabilisticTensorDictSequential, more: int) -> Iterator[None]:
-    """Let an actor's distributions be joint in their last ``more`` batch dimensions.
-
-    TorchRL's forward then sums their KL, instead of averaging it.
-    """
+def _mended(loss: KLPENPPOLoss, more: int) -> Iterator[None]:
+    """Keep TorchRL's forward from changing beta; let KLs add over the last ``more`` dimensions."""
+    # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
+    # torch.compile could not compile such a write.
+    dtarg, loss.dtarg = loss.dtarg, math.nan
+    # The backward pass reads beta, which update_beta may have changed in place by then.
+    beta, loss.beta = loss.beta, loss.beta.clone()
 
     def joint(make: Callable[..., Distribution], data: TensorDictBase) -> Distribution:
         dist = make(data)  # one of the two methods may call the other
         return dist if isinstance(dist, _Joint) else _Joint(dist, more)
 
-    names = ("get_dist", "build_dist_from_params") if more > 0 else ()
+    names, actor = ("get_dist", "build_dist_from_params") if more > 0 else (), loss.actor_network
     actor.__dict__.update({name: partial(joint, getattr(actor, name)) for name in names})
     try:
         yield
     finally:
+        loss.dtarg, loss.beta = dtarg, beta
         for name in names:
             del actor.__dict__[name]
 
@@ -450,7 +414,7 @@ def _networks(
             raise ValueError(f"{name} and {name}_network name one setting: give one of them")
         given[name] = value if other is None else other
     actor = flat_policy(given["actor"])
-    require_policy("actor_network", actor)
+    require_policy("actor_network", actor, keys=False)  # as TorchRL does
     return actor, given["critic"]
 
 

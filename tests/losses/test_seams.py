@@ -211,6 +211,41 @@ def test_a_head_without_log_prob_serves(kind) -> None:
     torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
 
 
+class Bare(nn.Module):
+    """A policy that names neither its parameters nor its action, as TorchRL's losses take it."""
+
+    in_keys = ("observation",)
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def get_dist(self, data: TensorDict) -> torch.distributions.Distribution:
+        return self.policy.get_dist(data)
+
+
+class FromParameters(Bare):
+    def build_dist_from_params(self, data: TensorDict) -> torch.distributions.Distribution:
+        return self.policy.build_dist_from_params(data)
+
+
+@both
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_an_actor_with_get_dist_and_in_keys_serves(kind, estimator: str) -> None:
+    known = Problem()
+    reference = moved(freeze(known.actor))
+    settings = {"reference": reference, "ref_kl_coef": 0.3, "ref_kl_estimator": estimator}
+    bare = (Bare if kind is ClipPPOLoss else FromParameters)(known.actor)
+    batch = known.batch.rename_key_("action", "move").rename_key_("action_log_prob", "log_p")
+    outs = []
+    for policy in (known.actor, bare):
+        loss = kind(policy, known.critic, **settings)
+        loss.set_keys(action="move", sample_log_prob="log_p")
+        outs.append(loss(batch.copy()))
+    for key, value in outs[0].items():
+        torch.testing.assert_close(outs[1][key], value, msg=key)
+
+
 def made_up(composite: bool, width: float) -> TensorDict:
     """Clipped noise for actions, log-probs near 0, parameters that know nothing of either."""
     action, loc = torch.randn(8, 4, 2).clamp(-1, 1), width * torch.randn(8, 4, 2)

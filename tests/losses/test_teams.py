@@ -85,7 +85,7 @@ def loss_of(kind: type, actor: nn.Module, **more: object) -> nn.Module:
     """With the terms of every frame."""
     own = {"beta": BETA} if kind is KLPENPPOLoss else {"clip_epsilon": (0.9, 99.0)}
     critic = ValueOperator(nn.Linear(STATES, 1), in_keys=["state"])
-    return kind(actor, critic, reduction="none", functional=False, **own, **more)
+    return kind(actor, critic, reduction="none", **own, **{"functional": False, **more})
 
 
 def gradient(total: Tensor, actor: nn.Module) -> Tensor:

@@ -19,9 +19,8 @@ from klrl.envs.transforms.base import log_prob_like, reward_of
 from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
-from klrl.kl.policies import Key, action_keys, as_key, log_prob_keys, require_reference, score
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, under_keys_of
 from klrl.kl.reference import FrozenPolicy, flat_policy
-from klrl.kl.saturated import sibling
 from klrl.kl.shapes import like_reward
 
 
@@ -95,7 +94,7 @@ class KLRewardTransform(ChargedReward):
         )
         self.reference = FrozenPolicy.copy_of(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
-        self.action_key = as_key(action_key or action_keys(actor)[0])
+        self.action_key = as_key(action_key or actor.dist_sample_keys[0])
         self.log_prob_keys = log_prob_keys(actor)
         self.kl_key, self.ref_log_prob_key = kl_key, ref_log_prob_key
         self.written += [key for key in (kl_key, ref_log_prob_key) if key is not None]
@@ -123,13 +122,14 @@ class KLRewardTransform(ChargedReward):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
-        tensordict = self._renamed(tensordict)
+        keys = [self.action_key, *self.reference.dist_sample_keys[1:]]
+        tensordict = under_keys_of(self.reference, tensordict, keys)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
         ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
         # Use distribution parameters in the data only if the reference has the same action key.
-        same = self.action_key == action_keys(self.reference)[0]
+        same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
         log_prob = sampled_log_prob(
             tensordict, self.log_prob_keys, reward, scorer, self.on_unsampled
@@ -141,17 +141,6 @@ class KLRewardTransform(ChargedReward):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
-
-    def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the data with the action under the reference's key: a copy if the keys differ."""
-        own = action_keys(self.reference)[0]
-        if self.action_key != own:
-            tensordict = tensordict.copy().exclude(sibling(own))
-            tensordict.set(own, tensordict.get(self.action_key))
-            u = tensordict.get(sibling(self.action_key), None)
-            if u is not None:
-                tensordict.set(sibling(own), u)
-        return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Add the charged reward (or replace the reward by it), the KL and log pi_0."""

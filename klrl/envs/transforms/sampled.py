@@ -135,7 +135,7 @@ def parameters_or_one(
     """Return a shallow copy with parameters 1, which are valid, at the steps ``where``."""
     if not where.any():
         return tensordict.copy()
-    steps = _any_beyond(where, tensordict.ndim)
+    steps = sum_beyond(where, tensordict.ndim) > 0
 
     def one(value: Tensor) -> Tensor:
         return torch.where(expanded(steps, value), torch.ones_like(value), value)
@@ -145,10 +145,6 @@ def parameters_or_one(
         value = tensordict.get(key)
         filled.set(key, one(value) if isinstance(value, Tensor) else value.apply(one))
     return filled
-
-
-def _any_beyond(mask: Tensor, dims: int) -> Tensor:
-    return mask.flatten(dims).any(-1) if mask.ndim > dims else mask
 
 
 def _filled_in(
@@ -162,7 +158,7 @@ def _filled_in(
         value = tensordict.get(key)
         leaves = [value] if isinstance(value, Tensor) else list(value.values(True, True))
         for leaf in leaves:
-            zero = zero & ~expanded(_any_beyond(leaf != 0, tensordict.ndim), zero)
+            zero = zero & ~expanded(sum_beyond(leaf != 0, tensordict.ndim) > 0, zero)
     if not zero.any():
         return zero
     # A policy with a single action has log-prob 0 for all parameters: do not mark its steps.
@@ -212,7 +208,7 @@ def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)
-        return _any_beyond(edge, log_prob.ndim)
+        return sum_beyond(edge, log_prob.ndim) > 0
     return None if isinstance(dist, TransformedDistribution) else log_prob.isnan()
 
 

@@ -56,11 +56,10 @@ class SendToWorkers(Transform):
 
     def _infer_specs(self) -> dict[Key, Unbounded]:
         parent, actor = self.parent, self.__dict__["_actor"]
-        zeros = parent.observation_spec.zero()
-        written = _written(actor, zeros.copy())
+        written = _written(actor, parent.observation_spec.zero())
         keys = self._keys
         if keys is None:
-            known = [*map(as_key, parent.action_keys), *zeros.keys(True, True)]
+            known = {*map(as_key, parent.action_keys), *parent.observation_spec.keys(True, True)}
             keys = [key for key in written.keys(True, True) if key not in known]
         specs = {}
         for key in keys:
