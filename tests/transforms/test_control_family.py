@@ -82,6 +82,8 @@ def test_all_of_them_charge_the_same(where: str) -> None:
         torch.testing.assert_close(after["legacy"]["kl"].squeeze(-1), log_p - log_q)
         exact = sum(torch.distributions.kl_divergence(*pair) for pair in zip(p, q, strict=True))
         torch.testing.assert_close(after["constrained, exact"]["kl"].squeeze(-1), exact)
+        with pytest.raises(KeyError, match="keep the parameters"):
+            charge("constrained, exact", actor, reference, reward)(batch.exclude("params"))
     dist, ref_dist = (m.get_dist(batch.copy()) for m in (actor, reference))
     exact = exact_kl(dist, ref_dist).unsqueeze(-1)
     torch.testing.assert_close(after["constrained, exact"]["kl"], exact, atol=1e-5, rtol=1e-4)
