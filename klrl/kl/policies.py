@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import eq
 from typing import Any, TypeAlias
 
 from tensordict import TensorDictBase, unravel_key
-from tensordict.nn import ProbabilisticTensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModuleBase
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -26,6 +27,33 @@ def as_key(key: Key) -> Key:
     return unravel_key(key)
 
 
+def under_keys_of(
+    model: TensorDictModuleBase, tensordict: TensorDictBase, keys: Sequence[Key]
+) -> TensorDictBase:
+    """Return the data with the actions at ``keys`` under the model's keys: a copy if these differ.
+
+    A composite's key may lie above or below the given ones: its actions are there already.
+    """
+    given = [as_key(key) for key in keys]
+    own = [as_key(key) for key in getattr(model, "dist_sample_keys", given)]
+    lacking = [key for key in own if not any(_nested(key, other) for other in given)]
+    for key, other in zip(given, own, strict=bool(lacking)):
+        if other in lacking:
+            u = tensordict.get(sibling(key), None)
+            tensordict = tensordict.copy().exclude(sibling(other)).set(other, tensordict.get(key))
+            tensordict = tensordict if u is None else tensordict.set(sibling(other), u)
+    return tensordict
+
+
+def _path(key: Key) -> tuple[Any, ...]:
+    return key if isinstance(key, tuple) else (key,)
+
+
+def _nested(key: Key, other: Key) -> bool:
+    """Whether one key is, or lies below, the other."""
+    return all(map(eq, _path(key), _path(other)))
+
+
 def score(
     model: ProbabilisticTensorDictSequential,
     tensordict: TensorDictBase,
@@ -42,7 +70,7 @@ def score(
     """
     keep_pre_tanh(model, tensordict, keys)
     device = next(model.parameters()).device
-    action_device = tensordict.get(model.dist_sample_keys[0]).device
+    action_device = leaves(tensordict.get(model.dist_sample_keys[0]))[0].device
     if device != action_device:
         tensordict = tensordict.to(device)
     moved = tensordict.copy()
@@ -50,8 +78,8 @@ def score(
         return model.log_prob(moved).to(action_device)
     dist = model.get_dist(moved)
     log_prob = model.log_prob(moved, dist=dist)
-    if not isinstance(log_prob, Tensor):
-        log_prob = add_heads([log_prob.get(key) for key in log_prob_keys(model)])
+    # A composite names its log-probs by its heads, which log_prob_keys need not list.
+    log_prob = add_heads(leaves(log_prob))
     return where_kept(model, tensordict, dist, log_prob).to(action_device)
 
 
@@ -104,10 +132,10 @@ def where_kept(
     return log_prob
 
 
-def require_policy(name: str, model: object) -> None:
-    """Refuse a model that has no distribution over an action."""
+def require_policy(name: str, model: object, *, keys: bool = True) -> None:
+    """Refuse a model that has no distribution over an action, or ``keys`` of one."""
     needed = ("dist_params_keys", "dist_sample_keys")
-    if not hasattr(model, "get_dist") or not all(getattr(model, key, None) for key in needed):
+    if not hasattr(model, "get_dist") or not all(getattr(model, key, not keys) for key in needed):
         raise TypeError(
             f"{name}={type(model).__name__}: has no distribution over an action; end it in a "
             "ProbabilisticTensorDictModule(in_keys, out_keys, distribution_class=...)"
@@ -141,20 +169,33 @@ def log_prob_keys(model: ProbabilisticTensorDictSequential) -> list[Key]:
 
 
 def written_keys(tensordict: TensorDictBase, keys: Sequence[Key | None]) -> list[Key]:
-    """Return ``keys`` if the data have them all; else :data:`OLDER_KEY` if present; else []."""
-    named = [as_key(key) for key in keys if key is not None]
-    older = [sibling(key, OLDER_KEY) for key in named[:1]]
-    return next((found for found in (named, older) if has_all(tensordict, found)), [])
+    """Return the keys of an action's log-probs: ``keys`` if the data have them all; else others.
+
+    These are :data:`OLDER_KEY`; or, if ``X_log_prob`` names the log-prob of a composite's actions
+    below ``X``, the log-probs next to these actions. The result is [] if one is missing.
+    """
+    named: list[Key] = [as_key(key) for key in keys if key is not None]
+    for found in (named, [sibling(key, OLDER_KEY) for key in named[:1]]):
+        if has_all(tensordict, found):
+            return found
+    above = [(*key[:-1], key[-1].removesuffix("_log_prob")) for key in map(_path, named)]
+    beside = ("_log_prob", f"_{PRE_TANH}")  # not actions, but written next to them
+    heads: list[Key] = [
+        (*key[:-1], f"{key[-1]}_log_prob")
+        for key in map(_path, tensordict.keys(True, True))
+        if any(_nested(key, stem) for stem in above) and not key[-1].endswith(beside)
+    ]
+    return heads if has_all(tensordict, heads) else []
 
 
-def sum_heads(tensordict: TensorDictBase, keys: Sequence[Key], batch_dims: int) -> Tensor:
-    """Sum the log-probs of an action's heads, and the dimensions after ``batch_dims``."""
-    return sum_beyond(add_heads([tensordict.get(key) for key in keys]), batch_dims)
+def leaves(value: Tensor | TensorDictBase) -> list[Tensor]:
+    """Return the tensors of an action or log-prob, one per head."""
+    return [value] if isinstance(value, Tensor) else list(value.values(True, True))
 
 
 def has_all(tensordict: TensorDictBase, keys: Sequence[Key]) -> bool:
     """Whether a TensorDict has every key."""
-    return all(tensordict.get(key, None) is not None for key in keys)
+    return all(key in tensordict.keys(include_nested=True) for key in keys)
 
 
 def is_wrapper(model: object) -> bool:

@@ -62,9 +62,7 @@ def draw(
     """
     if not any_lost(sampled, batch, action_key):
         return
-    heads: list[tuple[ActionKey, Any]] = [
-        (key, head) for key, head in _heads(sampled, action_key) if isinstance(head, TanhNormal)
-    ]
+    heads = _tanh_heads(sampled, action_key)
     written = [batch.get(key) for key in log_prob_keys]
     stored = add_heads(written) if written else None
     rows = batch.ndim if stored is None else stored.ndim
@@ -85,10 +83,10 @@ def draw(
         return
     for key, head in heads:
         u, inverse = drawn.get(kept_at(sampled, key)), head.transforms[0].inv(batch.get(key))
-        batch.set(kept_at(sampled, key), torch.where(_expand(possible, u), u, inverse))
+        batch.set(kept_at(sampled, key), torch.where(expanded(possible, u), u, inverse))
     for key, value in zip(log_prob_keys, written, strict=True):
         new = sum_beyond(each.get(key, total) if len(written) > 1 else total, value.ndim)
-        batch.set(key, torch.where(_expand(possible, value), new.to(value), value))
+        batch.set(key, torch.where(expanded(possible, value), new.to(value), value))
 
 
 def log_probs(
@@ -110,19 +108,15 @@ def log_probs(
 
 def any_kept(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
     """Whether the batch has a sample before tanh for a TanhNormal head."""
-    return any(
-        isinstance(head, TanhNormal) and batch.get(kept_at(dist, key), None) is not None
-        for key, head in _heads(dist, action_key)
-    )
+    keys = [kept_at(dist, key) for key, _ in _tanh_heads(dist, action_key)]
+    return any(batch.get(key, None) is not None for key in keys)
 
 
 def any_lost(dist: Distribution, batch: TensorDictBase, action_key: ActionKey) -> bool:
     """Whether an action is saturated and its sample before tanh is missing."""
     return not any_kept(dist, batch, action_key) and any(
-        isinstance(head, TanhNormal)
-        and batch.get(key, None) is not None
-        and bool(saturated(head, batch.get(key)).any())
-        for key, head in _heads(dist, action_key)
+        batch.get(key, None) is not None and bool(saturated(head, batch.get(key)).any())
+        for key, head in _tanh_heads(dist, action_key)
     )
 
 
@@ -172,7 +166,7 @@ def _beyond_the_cut(
     # The cut is half a float's spacing below ``least``: all tanh(u) above it round to >= ``least``.
     side, cut = t.sign(), torch.atanh(least.double() - ulp.double() / 4)
     loc, scale = dist.root_dist.loc, dist.root_dist.scale
-    stored = action.new_zeros(()) if stored is None else _expand(stored, action)
+    stored = action.new_zeros(()) if stored is None else expanded(stored, action)
     v = _uniform(*torch.broadcast_tensors(loc, scale, stored, action.new_tensor(n)))
     # Mirror the Gaussian at the lower bound, so that the draw there is above the cut too.
     alpha = (cut - side * loc.double()) / scale.double()
@@ -209,6 +203,10 @@ def _heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, D
     return [(action_key, dist)]
 
 
+def _tanh_heads(dist: Distribution, action_key: ActionKey) -> list[tuple[ActionKey, Any]]:
+    return [each for each in _heads(dist, action_key) if isinstance(each[1], TanhNormal)]
+
+
 def _suffixed(key: ActionKey, suffix: str) -> ActionKey:
     return f"{key}_{suffix}" if isinstance(key, str) else (*key[:-1], f"{key[-1]}_{suffix}")
 
@@ -230,5 +228,6 @@ def _log_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u.abs() - softplus(-2 * u.abs()))
 
 
-def _expand(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.reshape(*rows.shape, *[1] * (like.ndim - rows.ndim))
+def expanded(rows: Tensor, like: Tensor) -> Tensor:
+    """Append dimensions of 1 to ``rows`` [*B], so that it broadcasts with ``like`` [*B, ...]."""
+    return rows.reshape((*rows.shape, *[1] * (like.ndim - rows.ndim)))

@@ -3,15 +3,16 @@
 TorchRL computes its loss terms; klrl can add the KL to a reference, and updates beta itself
 (:meth:`KLPENPPOLoss.update_beta`). TorchRL 0.14.1's KLPENPPOLoss changes beta inside ``forward``,
 even in evaluation. The gradient then has the new beta, but the loss the old one.
-:func:`_beta_held` prevents this.
+:func:`_mended` prevents this.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from tensordict.nn import (
     dispatch,
 )
 from torch import Tensor
+from torch.distributions import Distribution, Independent
 
 from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
@@ -31,14 +33,16 @@ from klrl.kl.policies import (
     Key,
     as_key,
     keep_pre_tanh,
+    leaves,
     require_policy,
     require_reference,
     score,
-    sum_heads,
+    under_keys_of,
     where_kept,
 )
 from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import any_lost
+from klrl.kl.shapes import add_heads
 from klrl.objectives.functional import factor, is_finite_kl, reference_kl
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
@@ -98,11 +102,13 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     def out_keys(self, values: list[Key]) -> None:
         self._out_keys = values
 
-    def _with_pre_tanh(self, data: TensorDictBase) -> TensorDictBase:
-        """Return a copy with actions under the actor's keys; add missing samples before tanh."""
-        data = self._renamed(data, self.actor_network)
-        keep_pre_tanh(self.actor_network, data, _listed(self.tensor_keys.sample_log_prob))
-        return data
+    def _of_frames(self, data: TensorDictBase) -> TensorDictBase:
+        """Copy: actions under the actor's keys, samples before tanh, one log-prob per frame."""
+        key, dims = self.tensor_keys.sample_log_prob, self._frame_dims(data)
+        data = under_keys_of(self.actor_network, data.copy(), _listed(self.tensor_keys.action))
+        keep_pre_tanh(self.actor_network, data, _listed(key))
+        stored = None if isinstance(key, list) else data.get(key, None)  # TorchRL adds a list's
+        return data if stored is None else data.set(key, sum_beyond(stored, dims))
 
     def _add_reference_kl(self, out: TensorDict, data: TensorDictBase) -> TensorDict:
         if self.reference is None:
@@ -120,44 +126,48 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
                 ref_dist = reference.get_dist(data.copy())
             return exact_kl(dist, ref_dist)
         dims = self._frame_dims(data)
-        with self._live_parameters():
-            log_prob = score(self.actor_network, data)
+        new = leaves(self._get_cur_log_prob(data.copy())[0])
         with torch.no_grad():
-            ref_log_prob = score(reference, self._renamed(data, reference))
-        old = sum_heads(data, _listed(self.tensor_keys.sample_log_prob), dims)
-        new, ref = sum_beyond(log_prob, dims), sum_beyond(ref_log_prob, dims)
-        return reference_kl(self.ref_kl_estimator, new, old, ref)
-
-    def _renamed(self, data: TensorDictBase, model: TensorDictModule) -> TensorDictBase:
-        """Return a copy that has the actions also under the model's keys, if these differ."""
-        data = data.copy()
-        for key, own in zip(_listed(self.tensor_keys.action), model.dist_sample_keys, strict=True):
-            if as_key(key) != as_key(own):
-                data.set(own, data.get(key))
-        return data
+            ref = [
+                score(reference, under_keys_of(reference, data, _listed(self.tensor_keys.action)))
+            ]
+        old = [data.get(key) for key in _listed(self.tensor_keys.sample_log_prob)]
+        heads = (sum_beyond(add_heads(each), dims) for each in (new, old, ref))
+        return reference_kl(self.ref_kl_estimator, *heads)
 
     def _get_cur_log_prob(self, tensordict: TensorDictBase, params: Any = None) -> Any:
         # Read the sample before tanh, since TorchRL's inverse of tanh fails for saturated actions.
         known = tensordict.copy()  # super() overwrites the sampling policy's parameters
         log_prob, dist, composite = super()._get_cur_log_prob(tensordict, params)
-        return where_kept(self.actor_network, known, dist, log_prob), dist, composite
+        dist = dist.base_dist if isinstance(dist, _Joint) else dist
+        if hasattr(self.actor_network, "dist_sample_keys"):
+            log_prob = where_kept(self.actor_network, known, dist, log_prob)
+        if isinstance(log_prob, Tensor):
+            log_prob = self._per_frame(log_prob, tensordict)
+        return log_prob, dist, composite
+
+    def _get_entropy(self, dist: Distribution, adv_shape: torch.Size) -> Tensor | TensorDictBase:
+        entropy = super()._get_entropy(dist, adv_shape)  # of a composite: with its batch shape
+        joint = isinstance(entropy, Tensor)
+        return sum_beyond(entropy, len(adv_shape)).unsqueeze(-1) if joint else entropy
 
     def _frame_dims(self, data: TensorDictBase) -> int:
         """Count the batch dimensions, and that of agents if each agent has an advantage."""
-        advantage = data.get(self.tensor_keys.advantage, None)
-        return data.ndim if advantage is None else advantage.ndim - 1
+        like = data.get(self.tensor_keys.advantage, None)
+        if like is None:  # TorchRL will compute it, in the reward's shape
+            like = data.get(as_key(("next", self.tensor_keys.reward)), None)
+        return data.ndim if like is None else max(data.ndim, like.ndim - 1)
 
-    def _per_frame(self, kl: Tensor, data: TensorDictBase) -> Tensor:
-        """Sum ``kl`` over all dimensions after the first :meth:`_frame_dims`."""
+    def _per_frame(self, value: Tensor, data: TensorDictBase) -> Tensor:
+        """Sum a KL or log-prob over all dimensions after the first :meth:`_frame_dims`."""
         dims = self._frame_dims(data)
-        if kl.ndim < dims:
-            advantage = data.get(self.tensor_keys.advantage)
+        if value.ndim < dims:
             raise ValueError(
-                "the exact KL of a composite is summed over agents: it has shape "
-                f"{tuple(kl.shape)}, the advantage {tuple(advantage.shape)}; give the data a batch "
-                "dimension for agents, or one advantage for the team"
+                f"a KL or log-prob (a composite's is summed over agents) is {list(value.shape)}, "
+                f"the advantage has {dims + 1} dimensions: give the data a batch dimension for "
+                "agents, or one advantage for the team"
             )
-        return sum_beyond(kl, dims)
+        return sum_beyond(value, dims)
 
     def _live_parameters(self) -> AbstractContextManager[object]:
         if not self.functional:
@@ -246,9 +256,16 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the loss terms of a minibatch (``loss_*``), ``kl`` and TorchRL's metrics."""
         self._require_parameters(tensordict)
-        self._warn_of_sampled_kl(tensordict)
-        tensordict = self._with_pre_tanh(tensordict)
-        with _beta_held(self):
+        old = self.actor_network.build_dist_from_params(tensordict)
+        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, "of its heads"):
+            warnings.warn(
+                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
+                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
+                stacklevel=2,
+            )
+        tensordict = self._of_frames(tensordict)
+        more = len(old.batch_shape) - self._frame_dims(tensordict)
+        with _mended(self, more):
             out = super().forward(tensordict)
         if self.beta_update == "forward" and self.training and torch.is_grad_enabled():
             self.update_beta(self._reduce_loss(out["kl"], tensordict, reduction="mean"))
@@ -278,19 +295,8 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         kl = self._per_frame(exact_kl(old, new), tensordict)
         return self._reduce_loss(kl, tensordict, reduction="mean")
 
-    def _warn_of_sampled_kl(self, tensordict: TensorDictBase) -> None:
-        """Warn of saturated actions in a composite, whose KL(old||new) TorchRL samples."""
-        old = self.actor_network.build_dist_from_params(tensordict)
-        keys = self.actor_network.dist_sample_keys
-        if isinstance(old, CompositeDistribution) and any_lost(old, tensordict, keys[0]):
-            warnings.warn(
-                "KL(old||new) of a composite is sampled, and draws of its TanhNormal lie on the "
-                "bounds, where their log-prob is lost: use ClipPPOLoss, or float64",
-                stacklevel=3,
-            )
-
     def _require_parameters(self, tensordict: TensorDictBase) -> None:
-        keys = self.actor_network.dist_params_keys
+        keys = getattr(self.actor_network, "dist_params_keys", [])
         missing = [key for key in keys if tensordict.get(key, None) is None]
         if missing:
             raise KeyError(
@@ -324,7 +330,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
         """Compute the loss terms of a minibatch (``loss_*``) and TorchRL's metrics."""
-        tensordict = self._with_pre_tanh(tensordict)
+        tensordict = self._of_frames(tensordict)
         return self._add_reference_kl(super().forward(tensordict), tensordict)
 
 
@@ -366,18 +372,31 @@ class BetaHook:
         """Do nothing: :meth:`state_dict` is empty."""
 
 
+class _Joint(Independent):
+    """The distribution of a whole frame: dimensions that the advantage lacks are one event."""
+
+
 @contextmanager
-def _beta_held(loss: KLPENPPOLoss) -> Iterator[None]:
-    """Keep TorchRL's forward from changing beta; let its graph refer to a copy of beta."""
+def _mended(loss: KLPENPPOLoss, more: int) -> Iterator[None]:
+    """Keep TorchRL's forward from changing beta; let KLs add over the last ``more`` dimensions."""
     # With dtarg = NaN, TorchRL's comparisons are false, so its forward does not write to beta.
     # torch.compile could not compile such a write.
     dtarg, loss.dtarg = loss.dtarg, math.nan
     # The backward pass reads beta, which update_beta may have changed in place by then.
     beta, loss.beta = loss.beta, loss.beta.clone()
+
+    def joint(make: Callable[..., Distribution], data: TensorDictBase) -> Distribution:
+        dist = make(data)  # one of the two methods may call the other
+        return dist if isinstance(dist, _Joint) else _Joint(dist, more)
+
+    names, actor = ("get_dist", "build_dist_from_params") if more > 0 else (), loss.actor_network
+    actor.__dict__.update({name: partial(joint, getattr(actor, name)) for name in names})
     try:
         yield
     finally:
         loss.dtarg, loss.beta = dtarg, beta
+        for name in names:
+            del actor.__dict__[name]
 
 
 def _listed(keys: Key | list[Key]) -> list[Key]:
@@ -395,7 +414,7 @@ def _networks(
             raise ValueError(f"{name} and {name}_network name one setting: give one of them")
         given[name] = value if other is None else other
     actor = flat_policy(given["actor"])
-    require_policy("actor_network", actor)
+    require_policy("actor_network", actor, keys=False)  # as TorchRL does
     return actor, given["critic"]
 
 

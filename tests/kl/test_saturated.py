@@ -7,6 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import (
+    CompositeDistribution,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     set_composite_lp_aggregate,
@@ -14,11 +15,20 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Normal
 from torchrl.data import Composite, Unbounded
-from torchrl.envs import TransformedEnv
+from torchrl.envs import GymEnv, TransformedEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal, ValueOperator
 
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL
 from klrl.kl.policies import score
+from klrl.kl.saturated import (
+    any_kept,
+    any_lost,
+    draw,
+    kept_at,
+    log_prob_before_tanh,
+    log_probs,
+    saturated,
+)
 from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.transforms.heads import TenSteps, composite
 
@@ -354,3 +364,66 @@ def test_actions_that_the_log_prob_does_not_fit() -> None:
     with pytest.warns(UserWarning, match="bounds of TanhNormal"):
         torch.testing.assert_close(score(reference, batch), expected, atol=0, rtol=0)
     assert "pre_tanh" not in batch.keys()
+
+
+SHAPES = [(), (1,), (3,), (3, 2)]
+
+
+def log_density(u: torch.Tensor, loc: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """log pi(tanh(u)) in float64, by the density's formula."""
+    u, loc, scale = (value.double() for value in (u, loc, scale))
+    gauss = -(((u - loc) / scale) ** 2) / 2 - scale.log() - math.log(2 * math.pi) / 2
+    return (gauss - torch.log(4 / (u.exp() + (-u).exp()) ** 2)).sum(-1)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("far", [0.4, 12.0], ids=["inside", "saturated"])
+@pytest.mark.parametrize("kind", ["plain", "composite", "no log-prob"])
+def test_draws_and_log_probs_in_every_batch_shape(shape, far: float, kind: str) -> None:
+    """The second of two coordinates is saturated, or none; also without a batch dimension."""
+    loc, scale = torch.tensor([0.3, far]).expand(*shape, 2), torch.full((*shape, 2), 0.7)
+    dist, key = TanhNormal(loc, scale), "action"
+    if kind == "composite":
+        params = TensorDict({"action": {"loc": loc, "scale": scale}}, shape)
+        dist = CompositeDistribution(params, distribution_map={"action": TanhNormal})
+    known = loc + scale * torch.randn(*shape, 2)
+    batch = TensorDict({"action": torch.tanh(known).clamp(-1 + 2**-20, 1 - 2**-20)}, shape)
+    stored = log_density(known, loc, scale).float()
+    keys = [] if kind == "no log-prob" else ["action_log_prob"]
+    batch.update(dict.fromkeys(keys, stored))
+    head = dist.dists["action"] if kind == "composite" else dist
+    lost = saturated(head, batch["action"])
+    assert lost[..., 1].all() == (far > 1)
+    assert not lost[..., 0].any()
+    assert any_lost(dist, batch, key) is (far > 1)
+    draw(batch, dist, key, keys)
+    assert any_kept(dist, batch, key) is (far > 1)
+    u = batch[kept_at(dist, key)] if far > 1 else torch.atanh(batch["action"])
+    inside = torch.where(lost, u, known)
+    torch.testing.assert_close(u, inside, atol=1e-4, rtol=1e-4)
+    assert (u[lost] > 6).all()
+    now = log_density(u, loc, scale)
+    torch.testing.assert_close(log_prob_before_tanh(head, u).double(), now, atol=1e-3, rtol=1e-5)
+    found = log_probs(dist, batch, key)["action_log_prob"]
+    assert found.shape == shape
+    torch.testing.assert_close(found.double(), now, atol=1e-3, rtol=1e-4)
+    if keys:
+        torch.testing.assert_close(batch["action_log_prob"], found, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("loc", [0.2, 7.0, -12.0])
+def test_one_environment_without_a_batch_dimension(name: str, loc: float) -> None:
+    actor, reference = (policy(*pair, low=-2.0, high=2.0) for pair in ((loc, 1.0), (0.0, 2.0)))
+    env = TransformedEnv(GymEnv("Pendulum-v1"), TRANSFORMS[name](actor, reference))
+    with torch.no_grad():
+        steps = env.rollout(100, actor)
+    kl = steps["next", "kl_penalty"].squeeze(-1).double()
+    u = torch.randn(200_000, dtype=torch.float64) + loc
+    spread = float((Normal(loc, 1.0).log_prob(u) - Normal(0.0, 2.0).log_prob(u)).std())
+    expected = true_kl((loc, 1.0), (0.0, 2.0))
+    assert float(kl.mean()) == pytest.approx(expected, abs=4 * spread / 10 + 0.01)
+    if abs(loc) < 1:  # no action is saturated: each step's is the density's
+        u = torch.atanh((steps["action"] / 2).double()).squeeze(-1)
+        ratio = Normal(loc, 1.0).log_prob(u) - Normal(0.0, 2.0).log_prob(u)
+        torch.testing.assert_close(kl, ratio, atol=1e-3, rtol=1e-3)

@@ -59,10 +59,12 @@ def test_keywords_give_what_a_tensordict_gives(kind, reference: bool) -> None:
 @both
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("estimator", ["exact", "k1", "k2", "k3"])
-def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str) -> None:
+@pytest.mark.parametrize("one_key", [False, True])
+def test_heads_add_in_the_kl_to_a_reference(kind, estimator, reduction: str, one_key) -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        policy = heads.two_headed_actor()
+        below = "action" if one_key else "agent"
+        policy = heads.two_headed_actor(below, one_key=one_key)
         reference = moved(freeze(policy))
         batch = TensorDict({"agent": {"seen": torch.randn(COUNT, 3)}}, [COUNT])
         critic = ValueOperator(nn.Linear(3, 1), in_keys=[("agent", "seen")])
@@ -71,8 +73,8 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
             batch["advantage"] = torch.zeros(COUNT, 1)
             batch["value_target"] = torch.zeros(COUNT, 1)
             moved(policy)
-            old = batch["agent", "move_log_prob"] + batch["agent", "press_log_prob"]
-            scored = [by_hand(model, batch) for model in (policy, reference)]
+            old = batch[below, "move_log_prob"] + batch[below, "press_log_prob"]
+            scored = [heads.by_hand(model, batch) for model in (policy, reference)]
     finally:
         torch.set_default_dtype(torch.float32)
     (p, q), (log_p, log_q) = zip(*scored, strict=True)
@@ -91,21 +93,13 @@ def test_heads_add_in_the_kl_to_a_reference(kind, estimator: str, reduction: str
         ref_kl_estimator=estimator,
         reduction=reduction,
     )
+    for name, suffix in (("action", ""), ("sample_log_prob", "_log_prob")):
+        loss.set_keys(**{name: [(below, head + suffix) for head in ("move", "press")]})
     out = loss(batch.copy())
+    torch.testing.assert_close(out["kl_approx"], (old - log_p).mean())
     reduced = {"none": each, "mean": each.mean(), "sum": each.sum()}[reduction]
     torch.testing.assert_close(out["loss_kl_ref"].detach(), 0.3 * reduced, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(out["kl_ref"], each.mean(), rtol=1e-9, atol=1e-12)
-
-
-def by_hand(model: nn.Module, batch: TensorDict):
-    """Both heads' distributions, and the sum of their log-probs."""
-    loc, scale, logits = model[0].module(batch["agent", "seen"])
-    dists = (
-        torch.distributions.Independent(torch.distributions.Normal(loc, scale), 1),
-        torch.distributions.Categorical(logits=logits),
-    )
-    actions = batch["agent", "move"], batch["agent", "press"]
-    return dists, sum(d.log_prob(a) for d, a in zip(dists, actions, strict=True))
 
 
 @both
@@ -215,6 +209,41 @@ def test_a_head_without_log_prob_serves(kind) -> None:
     plain = ProbabilisticTensorDictSequential(known.actor[0], head)
     outs = [kind(policy, known.critic)(known.batch.copy()) for policy in (known.actor, plain)]
     torch.testing.assert_close(outs[1]["loss_objective"], outs[0]["loss_objective"])
+
+
+class Bare(nn.Module):
+    """A policy that names neither its parameters nor its action, as TorchRL's losses take it."""
+
+    in_keys = ("observation",)
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__()
+        self.policy = policy
+
+    def get_dist(self, data: TensorDict) -> torch.distributions.Distribution:
+        return self.policy.get_dist(data)
+
+
+class FromParameters(Bare):
+    def build_dist_from_params(self, data: TensorDict) -> torch.distributions.Distribution:
+        return self.policy.build_dist_from_params(data)
+
+
+@both
+@pytest.mark.parametrize("estimator", ["exact", "k1"])
+def test_an_actor_with_get_dist_and_in_keys_serves(kind, estimator: str) -> None:
+    known = Problem()
+    reference = moved(freeze(known.actor))
+    settings = {"reference": reference, "ref_kl_coef": 0.3, "ref_kl_estimator": estimator}
+    bare = (Bare if kind is ClipPPOLoss else FromParameters)(known.actor)
+    batch = known.batch.rename_key_("action", "move").rename_key_("action_log_prob", "log_p")
+    outs = []
+    for policy in (known.actor, bare):
+        loss = kind(policy, known.critic, **settings)
+        loss.set_keys(action="move", sample_log_prob="log_p")
+        outs.append(loss(batch.copy()))
+    for key, value in outs[0].items():
+        torch.testing.assert_close(outs[1][key], value, msg=key)
 
 
 def made_up(composite: bool, width: float) -> TensorDict:

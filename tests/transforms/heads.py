@@ -10,7 +10,8 @@ from tensordict.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
 )
-from torch import nn
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, Normal
 from torchrl.data import Bounded, Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 from torchrl.modules import IndependentNormal
@@ -52,18 +53,19 @@ class TenSteps(EnvBase):
 class TwoHeads(TenSteps):
     """Observation ("agent", "seen") [N, 3]; actions ("agent", "move") [N, 2], ("agent", "press").
 
-    The reward ("agent", "reward") is minus the squared distance of the move.
+    The reward ("agent", "reward") is minus the squared distance of the move. The actions may be
+    below another key than ``agent``.
     """
 
-    def __init__(self, num_envs: int = 2) -> None:
-        n = num_envs
+    def __init__(self, num_envs: int = 2, below: str = "agent") -> None:
+        n, self.below = num_envs, below
         super().__init__(n)
         seen = Composite(seen=Unbounded(shape=(n, 3)), shape=(n,))
         self.observation_spec = Composite(agent=seen, shape=(n,))
         action = Composite(
             move=Bounded(-1.0, 1.0, shape=(n, 2)), press=Categorical(3, shape=(n,)), shape=(n,)
         )
-        self.action_spec = Composite(agent=action, shape=(n,))
+        self.action_spec = Composite({below: action}, shape=(n,))
         reward = Composite(reward=Unbounded(shape=(n, 1)), shape=(n,))
         self.reward_spec = Composite(agent=reward, shape=(n,))
 
@@ -71,7 +73,7 @@ class TwoHeads(TenSteps):
         return {"agent": {"seen": torch.randn(*self.batch_size, 3)}}
 
     def rewards(self, tensordict: TensorDictBase) -> dict[str | tuple[str, str], torch.Tensor]:
-        return {("agent", "reward"): -(tensordict["agent", "move"] ** 2).sum(-1, keepdim=True)}
+        return {("agent", "reward"): -(tensordict[self.below, "move"] ** 2).sum(-1, keepdim=True)}
 
 
 class Heads(nn.Module):
@@ -91,12 +93,15 @@ def composite(
     heads: Mapping[str, type],
     seen: str | tuple[str, str] = "observation",
     below: str | None = None,
+    *,
+    one_key: bool = False,
 ) -> ProbabilisticTensorDictSequential:
     """A policy over heads, as TorchRL's composite distributions want it.
 
     Args:
         net: from an observation to loc and scale, or logits, of one head after the other.
         heads: the distribution of each; its action is below ``below`` where that is given.
+        one_key: whether the policy names ``below`` as its action, and not each head's key.
     """
     categorical = torch.distributions.Categorical
     params = [
@@ -109,7 +114,7 @@ def composite(
         TensorDictModule(net, [seen], params),
         ProbabilisticTensorDictModule(
             in_keys=["params"],
-            out_keys=list(keys.values()),
+            out_keys=[below] if one_key else list(keys.values()),
             distribution_class=CompositeDistribution,
             distribution_kwargs={
                 "distribution_map": dict(heads),
@@ -121,6 +126,17 @@ def composite(
     )
 
 
-def two_headed_actor() -> ProbabilisticTensorDictSequential:
+def two_headed_actor(
+    below: str = "agent", *, one_key: bool = False
+) -> ProbabilisticTensorDictSequential:
     heads = {"move": IndependentNormal, "press": torch.distributions.Categorical}
-    return composite(Heads(), heads, ("agent", "seen"), "agent")
+    return composite(Heads(), heads, ("agent", "seen"), below, one_key=one_key)
+
+
+def by_hand(model: nn.Module, batch: TensorDictBase) -> tuple[tuple[Distribution, ...], Tensor]:
+    """Return both heads' distributions, and the sum of their log-probs."""
+    loc, scale, logits = model[0].module(batch["agent", "seen"])
+    dists = Independent(Normal(loc, scale), 1), torch.distributions.Categorical(logits=logits)
+    below = "action" if "action" in batch.keys() else "agent"
+    actions = batch[below, "move"], batch[below, "press"]
+    return dists, sum(d.log_prob(a) for d, a in zip(dists, actions, strict=True))

@@ -16,7 +16,7 @@ from klrl.kl import (
     exact_kl,
 )
 from tests.agents import agent_of, apart, gym
-from tests.transforms.heads import TwoHeads, two_headed_actor
+from tests.transforms.heads import TwoHeads, by_hand, two_headed_actor
 from tests.transforms.toys import COEF, charge
 
 pytestmark = pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning")
@@ -27,12 +27,15 @@ def case(name: str):
     torch.manual_seed(0)
     if name == "two heads":
         return TwoHeads(), *apart(two_headed_actor()), ("agent", "reward")
+    if name == "one key":
+        policies = apart(two_headed_actor("action", one_key=True))
+        return TwoHeads(below="action"), *policies, ("agent", "reward")
     env = VectorGymEnv({"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}[name], 2, seed=0)
     return env, *apart(agent_of(env).actor), "reward"
 
 
-WAYS = ("legacy", "constrained", "constrained, exact", "parts")
-CASES = ("pendulum", "cartpole", "two heads")
+WAYS = ("legacy", "constrained", "constrained, exact", "parts", "retrieve")
+CASES = ("pendulum", "cartpole", "two heads", "one key")
 
 
 @pytest.mark.parametrize("way", [*WAYS, "log-prob alone"])
@@ -70,10 +73,17 @@ def test_all_of_them_charge_the_same(where: str) -> None:
         batch = env.rollout(12, actor, break_when_any_done=False)
     raw = batch["next"].get(reward).clone()
     after = {way: charge(way, actor, reference, reward)(batch.clone())["next"] for way in WAYS}
-    for name in ("constrained", "parts"):
+    for name in ("constrained", "parts", "retrieve"):
         torch.testing.assert_close(after[name]["kl"], after["legacy"]["kl"], atol=1e-5, rtol=1e-4)
         charged = after[name].get(reward)
         torch.testing.assert_close(charged, raw - COEF * after[name]["kl"], atol=1e-6, rtol=1e-5)
+    if where == "one key":  # each head's log-ratio, by hand
+        (p, log_p), (q, log_q) = (by_hand(model, batch) for model in (actor, reference))
+        torch.testing.assert_close(after["legacy"]["kl"].squeeze(-1), log_p - log_q)
+        exact = sum(torch.distributions.kl_divergence(*pair) for pair in zip(p, q, strict=True))
+        torch.testing.assert_close(after["constrained, exact"]["kl"].squeeze(-1), exact)
+        with pytest.raises(KeyError, match="keep the parameters"):
+            charge("constrained, exact", actor, reference, reward)(batch.exclude("params"))
     dist, ref_dist = (m.get_dist(batch.copy()) for m in (actor, reference))
     exact = exact_kl(dist, ref_dist).unsqueeze(-1)
     torch.testing.assert_close(after["constrained, exact"]["kl"], exact, atol=1e-5, rtol=1e-4)

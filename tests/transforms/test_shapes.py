@@ -138,9 +138,9 @@ def test_the_exact_kl_of_a_composite_has_no_agents() -> None:
     batch["advantage"] = torch.ones(5, AGENTS, 1)
     for kind in (KLPENPPOLoss, ClipPPOLoss):
         loss = kind(actor, reference=reference, ref_kl_coef=1.0, ref_kl_estimator="exact")
-        with pytest.raises(ValueError, match=r"composite.*\(5,\), the advantage \(5, 3, 1\)"):
+        with pytest.raises(ValueError, match=r"composite.* \[5\], the advantage has 3 dim"):
             loss._add_reference_kl(TensorDict({}, []), batch)
-    with pytest.raises(ValueError, match=r"composite.*\(5,\), the advantage \(5, 3, 1\)"):
+    with pytest.raises(ValueError, match=r"composite.* \[5\], the advantage has 3 dim"):
         KLPENPPOLoss(actor).kl_old_new(batch)
 
 

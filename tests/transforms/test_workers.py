@@ -4,6 +4,7 @@ Whatever fails, the workers are closed: Python waits for them at its end, so a f
 as a suite that hangs.
 """
 
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 
@@ -34,14 +35,16 @@ pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:no .*log_prob.* for some actions:UserWarning"),
 ]
+#: A policy of two heads -> the key above its actions; ``one key``: its only action key.
+HEADS = {"two heads": "agent", "one key": "action"}
 GYM = {"pendulum": "Pendulum-v1", "tanh": "Pendulum-v1", "cartpole": "CartPole-v1"}
 
 
 def policies(where: str) -> tuple[nn.Module, nn.Module]:
     """(a policy, its reference), the same each time."""
     torch.manual_seed(0)
-    if where == "two heads":
-        return apart(two_headed_actor())
+    if where in HEADS:
+        return apart(two_headed_actor(HEADS[where], one_key=where == "one key"))
     family = "tanh_normal" if where == "tanh" else "mlp"
     return apart(agent_of(make_env(gym(GYM[where], 1), seed=0), family).actor)
 
@@ -49,11 +52,11 @@ def policies(where: str) -> tuple[nn.Module, nn.Module]:
 def worker(where: str, name: str, send: bool, shared: nn.Module | None = None) -> EnvBase:
     """An environment whose own transforms charge the KL."""
     actor, reference = policies(where)
-    reward = ("agent", "reward") if where == "two heads" else "reward"
+    reward = ("agent", "reward") if where in HEADS else "reward"
     transform = charge(name, actor if shared is None else shared, reference, reward)
     inside = (SendToWorkers(actor), transform) if send else (transform,)
-    if where == "two heads":
-        env = TransformedEnv(TwoHeads())
+    if where in HEADS:
+        env = TransformedEnv(TwoHeads(below=HEADS[where]))
         for part in inside:
             env.append_transform(part)
         return env
@@ -65,9 +68,9 @@ def collect(env: EnvBase, actor: nn.Module, steps: int = 6):
         return env.rollout(steps, actor, break_when_any_done=False)
 
 
-def check_log_probs(batch, actor: nn.Module) -> None:
+def check_log_probs(batch, actor: nn.Module, keys: Sequence[object] = ()) -> None:
     """The log-probs are those of the actions beside them, when the actor scores them again."""
-    keys = [key for key in actor.log_prob_keys if key is not None]
+    keys = keys or [key for key in actor.log_prob_keys if key is not None]
     found = sum(batch[key].reshape(batch.shape) for key in keys)
     with torch.no_grad():
         again = score(actor, batch)
@@ -102,24 +105,25 @@ def test_workers_charge_what_one_process_charges_for_the_same_actions(where, nam
 
 
 @pytest.mark.parametrize("name", ["legacy", "constrained, exact"])
-def test_nested_keys_and_heads_reach_the_workers(name: str) -> None:
-    actor, reference = policies("two heads")
-    batch = collect(Workers(partial(worker, "two heads", name, True)), actor)
-    check_log_probs(batch, actor)
+@pytest.mark.parametrize("where", HEADS)
+def test_nested_keys_and_heads_reach_the_workers(name: str, where: str) -> None:
+    actor, reference = policies(where)
+    batch = collect(Workers(partial(worker, where, name, True)), actor)
+    keys = [(HEADS[where], head) for head in ("move", "press")]
+    check_log_probs(batch, actor, [(*key[:-1], f"{key[-1]}_log_prob") for key in keys])
     heads = [model.get_dist(batch.copy()).dists for model in (actor, reference)]
-    keys = [("agent", "move"), ("agent", "press")]
     pairs = [(heads[0][key], heads[1][key], batch[key]) for key in keys]
     if name == "legacy":
         kl = sum(p.log_prob(action) - q.log_prob(action) for p, q, action in pairs)
     else:
         kl = sum(torch.distributions.kl_divergence(p, q) for p, q, _ in pairs)
     torch.testing.assert_close(batch["next", "kl"].squeeze(-1), kl, atol=1e-5, rtol=1e-4)
-    raw = -(batch["agent", "move"] ** 2).sum(-1, keepdim=True)
+    raw = -(batch[keys[0]] ** 2).sum(-1, keepdim=True)
     charged = raw - COEF * batch["next", "kl"]
     torch.testing.assert_close(batch["next", "agent", "reward"], charged, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("where", ["pendulum", "cartpole", "two heads"])
+@pytest.mark.parametrize("where", ["pendulum", "cartpole", *HEADS])
 def test_what_is_sent_is_in_the_specs(where: str) -> None:
     single = worker(where, "constrained, exact", True)
     check_env_specs(single)
@@ -127,6 +131,9 @@ def test_what_is_sent_is_in_the_specs(where: str) -> None:
         check_env_specs(several)
     actor, _ = policies(where)
     keys = {key for key in actor.out_keys if key not in single.action_keys}
+    if where == "one key":  # the policy's out_keys do not say what it writes
+        keys -= {"action", "action_log_prob"}
+        keys |= {("action", f"{head}_log_prob") for head in ("move", "press")}
     assert keys <= set(single.full_state_spec.keys(True, True))
     assert keys <= set(single.full_observation_spec.keys(True, True))
 

@@ -41,7 +41,7 @@ from klrl.envs.transforms.sampled import (
 )
 from klrl.kl.coefficient import ONE, coefficient_of_part, one_spelling
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
-from klrl.kl.policies import Key, as_key, has_all, log_prob_keys, require_reference, score
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, written_keys
 from klrl.kl.reference import FrozenPolicy
 from klrl.kl.shapes import like_reward
 
@@ -174,8 +174,8 @@ class KLDivergenceTransform(NextTransform):
     ) -> Tensor:
         """Compute the exact KL in the reward's batch shape; apply ``on_unsampled``."""
         keys = [as_key(key) for key in reference.dist_params_keys]
-        if not has_all(tensordict, keys):
-            if has_all(tensordict, self.log_prob_keys):
+        if any(tensordict.get(key, None) is None for key in keys):
+            if written_keys(tensordict, self.log_prob_keys):
                 raise KeyError(
                     f"no {keys} in the data: estimator=exact compares distributions; keep the "
                     "parameters that the policy writes"

@@ -19,9 +19,8 @@ from klrl.envs.transforms.base import log_prob_like, reward_of
 from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
 from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
-from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, under_keys_of
 from klrl.kl.reference import FrozenPolicy, flat_policy
-from klrl.kl.saturated import sibling
 from klrl.kl.shapes import like_reward
 
 
@@ -123,7 +122,8 @@ class KLRewardTransform(ChargedReward):
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
-        tensordict = self._renamed(tensordict)
+        keys = [self.action_key, *self.reference.dist_sample_keys[1:]]
+        tensordict = under_keys_of(self.reference, tensordict, keys)
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.requires_grad):
             ref_log_prob = score(self.reference, tensordict)
         name = "the reference's log-prob"
@@ -141,17 +141,6 @@ class KLRewardTransform(ChargedReward):
             if key is not None:
                 next_tensordict.set(key, value)
         return next_tensordict
-
-    def _renamed(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Return the data with the action under the reference's key: a copy if the keys differ."""
-        own = as_key(self.reference.dist_sample_keys[0])
-        if self.action_key != own:
-            tensordict = tensordict.copy().exclude(sibling(own))
-            tensordict.set(own, tensordict.get(self.action_key))
-            u = tensordict.get(sibling(self.action_key), None)
-            if u is not None:
-                tensordict.set(sibling(own), u)
-        return tensordict
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Add the charged reward (or replace the reward by it), the KL and log pi_0."""

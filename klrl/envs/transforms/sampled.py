@@ -25,7 +25,7 @@ from klrl.kl.charge import shaped
 from klrl.kl.coefficient import KeepsCoefficient, one_spelling
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.policies import Key, as_key, has_all, written_keys
-from klrl.kl.saturated import log_probs
+from klrl.kl.saturated import expanded, log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
 #: Ways to treat a step whose action the policy did not sample; the default is ``nan``.
@@ -95,7 +95,7 @@ def unsampled(
     NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
     break the check, and a KL of zero would be false.
     """
-    if tensordict.get(key, None) is None and _in_parallel_env(tensordict):
+    if not written_keys(tensordict, [key]) and _in_parallel_env(tensordict):
         raise RuntimeError(
             f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
             "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
@@ -135,24 +135,16 @@ def parameters_or_one(
     """Return a shallow copy with parameters 1, which are valid, at the steps ``where``."""
     if not where.any():
         return tensordict.copy()
-    steps = _any_beyond(where, tensordict.ndim)
+    steps = sum_beyond(where, tensordict.ndim) > 0
 
     def one(value: Tensor) -> Tensor:
-        return torch.where(_expand(steps, value), torch.ones_like(value), value)
+        return torch.where(expanded(steps, value), torch.ones_like(value), value)
 
     filled = tensordict.copy()
     for key in keys:
         value = tensordict.get(key)
         filled.set(key, one(value) if isinstance(value, Tensor) else value.apply(one))
     return filled
-
-
-def _any_beyond(mask: Tensor, dims: int) -> Tensor:
-    return mask.flatten(dims).any(-1) if mask.ndim > dims else mask
-
-
-def _expand(steps: Tensor, value: Tensor) -> Tensor:
-    return steps.reshape(*steps.shape, *[1] * (value.ndim - steps.ndim))
 
 
 def _filled_in(
@@ -166,7 +158,7 @@ def _filled_in(
         value = tensordict.get(key)
         leaves = [value] if isinstance(value, Tensor) else list(value.values(True, True))
         for leaf in leaves:
-            zero = zero & ~_expand(_any_beyond(leaf != 0, tensordict.ndim), zero)
+            zero = zero & ~expanded(sum_beyond(leaf != 0, tensordict.ndim) > 0, zero)
     if not zero.any():
         return zero
     # A policy with a single action has log-prob 0 for all parameters: do not mark its steps.
@@ -216,7 +208,7 @@ def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor
     if isinstance(dist, TanhNormal):
         share = (action - dist.low) / (dist.high - dist.low)
         edge = (share < EDGE) | (share > 1 - EDGE)
-        return _any_beyond(edge, log_prob.ndim)
+        return sum_beyond(edge, log_prob.ndim) > 0
     return None if isinstance(dist, TransformedDistribution) else log_prob.isnan()
 
 

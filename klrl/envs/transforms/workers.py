@@ -59,8 +59,8 @@ class SendToWorkers(Transform):
         written = _written(actor, parent.observation_spec.zero())
         keys = self._keys
         if keys is None:
-            actions = [as_key(key) for key in parent.action_keys]
-            keys = [key for key in map(as_key, actor.out_keys) if key not in actions]
+            known = {*map(as_key, parent.action_keys), *parent.observation_spec.keys(True, True)}
+            keys = [key for key in written.keys(True, True) if key not in known]
         specs = {}
         for key in keys:
             value = written.get(key, None)
