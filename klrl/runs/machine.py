@@ -10,7 +10,7 @@ from netrc import NetrcParseError, netrc
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
 from klrl.base.files import expanded
 from klrl.config import (
     GROUPS,
@@ -126,6 +126,7 @@ def cuda_devices() -> int:
     return torch.cuda.device_count()
 
 
+@user_code()
 def check_machine(
     config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
 ) -> None:
