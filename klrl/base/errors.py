@@ -1,6 +1,9 @@
 """The errors that klrl raises, and functions that format errors in one line."""
 
+import os
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: The folders of klrl and of the standard library, whose files the user did not write.
@@ -47,14 +50,21 @@ class LossError(RuntimeError):
 
 
 class OwnerError(RuntimeError):
-    """Another process took over the run folder; the message names that process.
+    """The run folder was moved or deleted, or another process took it over; the message says which.
 
     The run stops with exit code 1 and writes nothing more.
     """
 
 
+class ExitError(RuntimeError):
+    """User code called ``sys.exit`` during a run, or raised another exception that is no error.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
 #: Errors that the command line prints in one line, with exit code 1.
-FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, LossError)
+FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, LossError, ExitError)
 
 
 class Interrupted(BaseException):
@@ -73,9 +83,44 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
+#: Requests to stop. User code fails by any other exception; SystemExit is no Exception either.
+STOPS = (KeyboardInterrupt, Interrupted)
+
+
+@contextmanager
+def user_code() -> Iterator[None]:
+    """Return to the current folder at the end, and turn SystemExit and the like into ExitError."""
+    here = os.open(".", os.O_RDONLY)  # not its path, since the folder may be renamed
+    try:
+        yield
+    except (Exception, *STOPS):
+        raise
+    except BaseException as error:
+        told = "code that klrl called ended the process; it must return, or raise an error"
+        raise ExitError(f"{with_line(error)}: {told}") from error
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
+def raise_stop(error: BaseException | None) -> None:
+    """Raise the request to stop that led to an error: OmegaConf's ``finally`` may replace it."""
+    while error is not None and not isinstance(error, STOPS):
+        error = error.__context__
+    if error is not None:
+        raise error
+
+
+def _text(error: BaseException | None) -> str:
+    try:
+        return str(error)
+    except Exception:  # __str__ is the user's code
+        return "its text cannot be read"
+
+
 def in_one_line(error: BaseException, limit: int | None = 200) -> str:
     """Format an error as type and text, cut at ``limit`` characters: ``KeyError: 'answer'``."""
-    text = " ".join(str(error).split())[:limit]
+    text = " ".join(_text(error).split())[:limit]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -97,10 +142,10 @@ def with_line(error: BaseException) -> str:
 
 def last_line(error: BaseException | None) -> str:
     """Return the last line of an error's text, or its type if the text is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
+    return (_text(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if the text is empty."""
-    text = str(error).strip()
+    text = _text(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

@@ -28,14 +28,20 @@ def expanded(path: str | Path) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
-def read_plain(path: Path) -> bytes:
+#: Limits in bytes on files that are read whole: settings and manifests; rows and samples.
+SMALL, ROWS = 1 << 24, 1 << 32
+
+
+def read_plain(path: Path, most: int = SMALL) -> bytes:
     """Read a regular file; refuse others, since a pipe may block and a device may have no end.
 
     Raises:
-        OSError: the file cannot be read, or is not a regular file.
+        OSError: the file cannot be read, is not a regular file, or has more than ``most`` bytes.
     """
     if path.exists() and not path.is_file():
         raise OSError("it is not a regular file")
+    if (size := path.stat().st_size) > most:
+        raise OSError(f"it has {size:,} bytes, and klrl reads at most {most:,}")
     return path.read_bytes()
 
 
@@ -116,9 +122,9 @@ def open_in_place(path: Path, flags: int) -> int:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder and its parents; refuse a path that is a link."""
+    """Make a folder, but no parents, since a run may be moved; refuse a path that is a link."""
     refuse_link(path)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=True)
     return path
 
 

@@ -6,6 +6,7 @@ import argparse
 import copy
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, raise_stop
+from klrl.base.tables import yaml_text
 from klrl.config import JobConfig, Ungrouped, conf_dir, register_schemas
 from klrl.config.checks import UnknownSettingError, check_names_unset, to_config
 from klrl.config.choices import ALL_GROUPS
@@ -133,6 +135,17 @@ def _composed(
     return compose(chosen, config_dir, root)
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse files of choices that Hydra would not load in any time."""
+    for path in (path for group in ALL_GROUPS for path in folder.glob(f"{group}/**/*.yaml")):
+        try:
+            with suppress(yaml.YAMLError):  # Hydra says where
+                yaml_text(path)
+        except (OSError, ValueError) as error:
+            told = f"--config-dir {folder}: {path}: {error}; write plain settings"
+            raise ConfigError(told) from error
+
+
 class Composer:
     """Composes jobs as Hydra does, in a tenth of Hydra's time.
 
@@ -142,6 +155,8 @@ class Composer:
 
     def __init__(self, config_dir: str | None = None, root: str = "config") -> None:
         self._from = (config_dir, root)
+        if config_dir:
+            _check_files(Path(config_dir))
         folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
         files = sorted(path for folder in folders for path in folder.rglob("*.yaml"))
         self._stamp = tuple((str(path), path.stat().st_mtime_ns) for path in files)
@@ -182,7 +197,8 @@ class Composer:
                     return compose(overrides, *self._from)
                 key, add = override.key_or_group, override.is_force_add()
                 OmegaConf.update(cfg, key, override.value(), merge=True, force_add=add)
-        except _REFUSALS:
+        except _REFUSALS as error:
+            raise_stop(error)
             # Given all overrides, Hydra raises a more precise error.
             return compose(overrides, *self._from)
         return cfg

@@ -19,7 +19,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, raise_stop
 from klrl.base.files import expanded
 from klrl.config import SWEEP_GROUPS
 from klrl.config.choices import ALL_GROUPS
@@ -149,6 +149,7 @@ def explained(
     except ConfigError:
         raise
     except kinds as error:
+        raise_stop(error)
         from klrl.config.explain import explain
 
         raise explain(error, overrides, config_dir) from error

@@ -247,7 +247,7 @@ class RewardNormalizer:
         self._moments.mean, self._moments.var = np.float64(state["mean"]), np.float64(state["var"])
         self._moments.count, self.scale = float(state["count"]), float(state["scale"])
         self._begun = bool(state["begun"])
-        self._sums = list(state["sums"])
+        self._sums = [float(each) for each in state["sums"]]
 
     def begin_episodes(self) -> None:
         """Clear the sums of running episodes, since all rows begin new episodes."""

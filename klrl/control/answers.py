@@ -85,7 +85,7 @@ def require_flag(name: str, flag: object) -> bool:
     return bool(array.item())
 
 
-def fault(error: Exception) -> str:
+def fault(error: BaseException) -> str:
     """Describe an error in one line, with the file and line that raised it except for a Misfit."""
     if isinstance(error, Misfit):
         return str(error)

@@ -282,7 +282,7 @@ def _make(env: EnvConfig) -> gymnasium.Env:
         if "box2d" in said.lower():
             said = f"Box2D is not installed; {_install('box2d')}"
         raise ConfigError(f"env.id={env.id}: {said}") from error
-    except Exception as error:  # an environment may raise anything
+    except (Exception, SystemExit) as error:  # an environment may raise anything
         given = f" with env.kwargs={env.kwargs}" if env.kwargs else ""
         raise ConfigError(
             f"env.id={env.id}{given}: gymnasium.make refuses it: {first_line(error)}; "

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import ROWS
 from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
@@ -173,6 +174,8 @@ def last_values(path: Path, say: Callable[[str], None] = warn) -> Row:
     """
     if not path.is_file() or not path.stat().st_size:
         return {}
+    if path.stat().st_size > ROWS:
+        raise OSError(f"{path.name} is larger than {ROWS:,} bytes")
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         start = content.rfind(b"\n", 0, max(len(content) - _END, 0)) + 1
         rows = list(each_row(content[start:].split(b"\n"), path, say))

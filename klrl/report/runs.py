@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from klrl.base.errors import ConfigError
-from klrl.base.files import expanded, read_plain
+from klrl.base.files import ROWS, expanded, read_plain
 from klrl.config import JobConfig
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.identity import canonical
@@ -189,7 +189,7 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
     Lines that are no rows of the run are skipped and reported by :func:`klrl.runs.rows.each_row`.
     """
     try:
-        lines = read_plain(path).split(b"\n")
+        lines = read_plain(path, ROWS).split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path}: {error}") from error
     columns: dict[str, NDArray[np.float64]] = {}

@@ -34,6 +34,7 @@ def write_report(
     """
     of = count_runs(inventory.runs, unfinished=unfinished)
     stems = _stems(dict.fromkeys(setting.task for setting in of.settings))
+    folder.parent.mkdir(parents=True, exist_ok=True)
     make_folder(folder)
     tasks = [
         _task(name, [each for each in of.settings if each.task == name], folder / stem, failed)

@@ -24,7 +24,7 @@ from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.find import no_checkpoint
-from klrl.runs.folder import run_id
+from klrl.runs.folder import UNREADABLE, run_id
 from klrl.runs.one_run import other_run_error
 from klrl.runs.owner import STAGING, remove_leftovers
 from klrl.runs.state import Component, State
@@ -54,7 +54,9 @@ class Counters:
 
     def load_state_dict(self, state: State) -> None:
         """Restore all attributes."""
-        vars(self).update(state)
+        best, self.best_iteration = state["best_return"], int(state["best_iteration"])
+        self.iteration, self.frames = int(state["iteration"]), int(state["frames"])
+        self.best_return = None if best is None else float(best)
 
 
 class Generators(GlobalRNGState):
@@ -84,6 +86,7 @@ class Checkpoints:
         self, folder: Path, components: Mapping[str, Component], device: str | torch.device = "cpu"
     ) -> None:
         self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)  # not later, when the run may have been moved
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
         # Entries that this process wrote; ``save`` does not write them again. It replaces entries
@@ -233,7 +236,7 @@ def _restore(component: Component, state: State | None, place: str, name: str) -
     except ConfigError as error:  # its message says what does not fit
         raise ConfigError(f"{place}: {first_line(error)}") from error
     # Modules, optimisers and klrl's components raise these if a state does not fit.
-    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (RuntimeError, *UNREADABLE) as error:
         raise ConfigError(f"{place}: does not fit this run: {first_line(error)}") from error
 
 

@@ -21,11 +21,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from klrl.base.errors import first_line
-from klrl.base.files import sync, writing
+from klrl.base.files import read_plain, sync, writing
 from klrl.runs.state import Component, decode, encode, safetensors_chunks
 
 MANIFEST = "manifest.json"
 _STATE = "state.json"
+#: Limit on the size of ``state.json`` in bytes.
+_LARGEST = 1 << 28
 _NAME = "klrl.checkpoint"
 _VERSION = 3
 _OURS = re.compile(r"state\.json|\w+\.safetensors")
@@ -53,7 +55,7 @@ def write_entry(
     Raises:
         OSError: writing failed, as on a full disk; an incomplete folder remains.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir()
     files, states = {}, {}
     for name, component in components.items():
         tensors: dict[str, Tensor] = {}
@@ -99,9 +101,7 @@ class CheckpointEntry:
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(MANIFEST):
-            if (path / MANIFEST).exists() and not (path / MANIFEST).is_file():
-                raise ValueError("it is not a regular file")
-            raw = (path / MANIFEST).read_bytes()
+            raw = read_plain(path / MANIFEST)
             manifest = json.loads(raw)
             if (manifest["format"], manifest["format_version"]) != (_NAME, _VERSION):
                 raise ValueError("its format is that of another version of klrl")
@@ -110,6 +110,9 @@ class CheckpointEntry:
                 raise ValueError("its SHA-256 does not match")
             self.frames = int(manifest["frames"])
             self.metadata = dict(manifest["metadata"])
+            for mark in self.metadata.get("rows", {}).values():
+                if not isinstance(mark.get("bytes", 0), int):
+                    raise ValueError("a length of rows is no number")
             self._files = {
                 str(name): (int(listed["bytes"]), str(listed["sha256"]))
                 for name, listed in manifest["files"].items()
@@ -166,7 +169,7 @@ class CheckpointEntry:
                 tensors = load_file(self.path / file, backend="pread")
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}
         with reading(_STATE):
-            state = json.loads((self.path / _STATE).read_bytes())
+            state = json.loads(read_plain(self.path / _STATE, _LARGEST))
             return decode(state.get(component), tensors)
 
 

@@ -11,8 +11,8 @@ from klrl.runs.folder import BrokenRun, read_manifest
 
 
 def find_run(path: str, setting: str) -> Path:
-    """Return the run folder at ``path``; refuse it without a manifest, settings or a checkpoint."""
-    run = find_manifest(path, setting)
+    """Return the absolute path of a run; refuse it without manifest, settings or checkpoint."""
+    run = find_manifest(path, setting).absolute()
     if not (run / ".hydra" / "config.yaml").is_file():
         raise ConfigError(f"{setting}={path}: no .hydra/config.yaml in it; give another run")
     if not (_has_checkpoint(run, "last") or _has_checkpoint(run, "best")):

@@ -22,7 +22,7 @@ from omegaconf import OmegaConf
 from klrl import __version__
 from klrl.base.errors import first_line
 from klrl.base.files import make_folder, read_plain, replace_file, to_update
-from klrl.base.tables import LOADER
+from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.config.own import manifest_entries
@@ -44,9 +44,6 @@ _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("argv", "resumed", "planned", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
-#: Limit on the nesting of settings; above some 10,000 levels, libyaml overflows the stack.
-_DEEPEST = 100
-
 
 #: The contents of ``manifest.json``: name -> JSON value.
 Manifest: TypeAlias = dict[str, Any]
@@ -115,16 +112,7 @@ def read_settings(run: Path) -> dict[str, Any]:
         BrokenRun: the folder has no settings, or they cannot be read.
     """
     try:
-        text = read_plain(run / ".hydra" / "config.yaml").decode()
-        depth = 0
-        for event in yaml.parse(text, LOADER):  # unlike yaml.load, parse cannot crash or hang
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise ValueError("it is nested too deep")
-            if isinstance(event, yaml.AliasEvent):
-                raise ValueError("it has an alias, which klrl never writes")
-        settings = yaml.load(text, LOADER)
+        settings = yaml.load(yaml_text(run / ".hydra" / "config.yaml"), LOADER)
     except FileNotFoundError as error:
         raise BrokenRun("it has no .hydra/config.yaml") from error
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -140,26 +128,27 @@ class RunFolder:
     def __init__(
         self, path: Path, overrides: Sequence[str] | None = None, argv: Sequence[str] | None = None
     ) -> None:
-        self.path = path
+        #: The path as given, for messages; and absolute, since user code may change the folder.
+        self.path, self.place = path, path.absolute()
         self._overrides, self._argv = overrides, argv or sys.orig_argv
-        self.metrics = path / "metrics.jsonl"
-        self.samples = path / "samples.jsonl"
-        self.curves = path / "curves.png"
-        self.checkpoints = path / "checkpoints"
-        self._manifest = path / "manifest.json"
+        self.metrics = self.place / "metrics.jsonl"
+        self.samples = self.place / "samples.jsonl"
+        self.curves = self.place / "curves.png"
+        self.checkpoints = self.place / "checkpoints"
+        self._manifest = self.place / "manifest.json"
         self._claim: Claim | None = None
         self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
 
     @property
     def exists(self) -> bool:
-        """True if the folder has a ``manifest.json``."""
-        return self._manifest.exists()
+        """True if the folder has a ``manifest.json``; False also if the folder cannot be read."""
+        return os.path.exists(self._manifest)  # noqa: PTH110
 
     @property
     def manifest(self) -> Manifest:
         """The contents of ``manifest.json``; see :func:`read_manifest`."""
-        return read_manifest(self.path)
+        return read_manifest(self.place)
 
     @property
     def _written(self) -> Manifest:
@@ -172,7 +161,7 @@ class RunFolder:
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
-        owner = read_owner(self.path)
+        owner = read_owner(self.place)
         return "running" if owner is not None and owner.alive else "interrupted"
 
     @property
@@ -188,9 +177,12 @@ class RunFolder:
         if self._claim is not None:
             yield
             return
-        with owning(self.path) as self._claim:
+        with owning(self.place) as self._claim:
             try:
                 yield
+            except OSError:
+                self.check_owned()  # a moved folder has a clearer error
+                raise
             finally:
                 self._claim = None
 
@@ -205,9 +197,11 @@ class RunFolder:
         A resume keeps ``klrl``, ``numerics``, ``argv`` and ``started`` of the first start, and adds
         itself to ``resumed``.
         """
+        self.check_owned()
         before = self.manifest if self._manifest.exists() else {}
         key = identity(config)
-        self.path.mkdir(parents=True, exist_ok=True)
+        if self._claim is None:
+            self.place.mkdir(parents=True, exist_ok=True)
         run = before.get("id") or uuid4().hex
         if before and before.get("config_hash") != key.settings:
             # If klrl is killed below, ``config_hash`` or ``next_hash`` is still the settings' hash.
@@ -244,7 +238,7 @@ class RunFolder:
             **more,
         }
         self._write(manifest)
-        self.guard.call("code that you ran", record_code, self.path, config)
+        self.guard.call("code that you ran", record_code, self.place, config)
         return manifest
 
     def close(self, status: str, **more: object) -> None:
@@ -267,7 +261,7 @@ class RunFolder:
         self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
     def _store_config(self, config: JobConfig, head: str) -> None:
-        stored = make_folder(self.path / ".hydra") / "config.yaml"
+        stored = make_folder(self.place / ".hydra") / "config.yaml"
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
         replace_file(stored, head + settings)
         if self._overrides is not None:
@@ -275,6 +269,7 @@ class RunFolder:
             replace_file(stored.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: Manifest) -> None:
+        self.check_owned()
         replace_file(self._manifest, _as_text(manifest))
         self._last_written = manifest
 

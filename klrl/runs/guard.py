@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from klrl.base.errors import in_one_line
+from klrl.base.errors import OwnerError, in_one_line
 from klrl.base.text import warn
 
 STREAMS = ("stdout", "stderr")
@@ -40,7 +40,7 @@ class Guard:
             return None
         try:
             return function(*args, **kwargs)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self.failed(part, error)
             return None
 
@@ -48,7 +48,7 @@ class Guard:
         """Return True if a part has failed."""
         return part in self._failed
 
-    def failed(self, part: str, error: Exception, instead: str | None = None) -> None:
+    def failed(self, part: str, error: BaseException, instead: str | None = None) -> None:
         """Report and note a failure, once per part; ``instead`` replaces the message's end."""
         with self._lock:
             if part in self._failed:
@@ -58,8 +58,8 @@ class Guard:
             if part not in STREAMS:  # klrl.base.streams has reported these
                 with suppress(ValueError):
                     warn(f"klrl: {part}: {line}; {instead or self._instead}")
-            # On a full disk, the note cannot be written either.
-            with suppress(OSError, ValueError):
+            # On a full disk, or in a moved folder, the note cannot be written either.
+            with suppress(OSError, ValueError, OwnerError):
                 self._note(part, line)
 
     def check_streams(self) -> None:

@@ -8,7 +8,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, cast
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
+from klrl.base.files import expanded
 from klrl.config import (
     GROUPS,
     CustomLoggerConfig,
@@ -78,6 +79,7 @@ def cuda_devices() -> int:
     return torch.cuda.device_count()
 
 
+@user_code()
 def check_machine(
     config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
 ) -> None:

@@ -6,6 +6,7 @@ the file also contains the process's id and the time of its last heartbeat.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -21,7 +22,7 @@ from subprocess import getstatusoutput
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
-from klrl.base.files import open_in_place, refuse_link
+from klrl.base.files import open_in_place, read_plain, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
@@ -34,6 +35,8 @@ _FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "che
 _JOB_IDS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
 _RESTARTS = "SLURM_RESTART_COUNT"
 _PROCESSES = Path("/proc")  # missing on macOS
+#: Limit on the size of an owner file in bytes.
+_LONGEST = 4096
 #: Prefix of the names of temporary folders.
 STAGING = ".staging-"
 #: Temporary files and folders that a killed owner may leave.
@@ -91,9 +94,8 @@ class Owner:
 
 def read_owner(run: Path) -> Owner | None:
     """Return a run folder's owner, alive or dead; None without a readable owner file."""
-    path = run / OWNER_FILE
     try:
-        return _parsed(path.read_bytes()) if path.is_file() else None
+        return _parsed(read_plain(run / OWNER_FILE, _LONGEST))
     except OSError:
         return None
 
@@ -114,7 +116,7 @@ def owning(run: Path) -> Iterator[Claim]:
     """
     new = not run.exists()
     try:
-        run.mkdir(parents=True, exist_ok=True)
+        run.mkdir(exist_ok=True)
         _refuse_links(run)
         claim = Claim(run)
     except OSError as error:
@@ -159,7 +161,7 @@ class Claim:
         self._lost, self._seen, self._text = False, 0, b""
         self._beating = threading.Lock()
         try:
-            before = _parsed(os.pread(self._file, 4096, 0))
+            before = _parsed(os.pread(self._file, _LONGEST, 0))
             if before is not None and before.alive:
                 raise _refusal(run, f"folder={run}", before)
             os.ftruncate(self._file, 0)
@@ -179,20 +181,24 @@ class Claim:
             OwnerError: the check failed; this process must not write to the folder any more.
         """
         run = self._path.parent
-        if not run.is_dir():
-            raise OwnerError(f"{run}: was moved or deleted during the run")
         if time.time() - self._seen > SILENT_SECONDS / 2 or not self._is_named():
             self._beat()
-        if self._lost:
+        if self._lost and (other := read_owner(run)) is not None:
+            raise OwnerError(f"{run}: {other} took the run over, since this process was silent")
+        if self._lost or not run.is_dir():
             raise OwnerError(
-                f"{run}: {read_owner(run)} took the run over, since this process was silent"
+                f"{run}: was moved or deleted during the run, or its {OWNER_FILE} was; resume the "
+                "run where it is now"
             )
 
     def release(self) -> None:
         """Release the folder for other processes."""
         self._ended.set()
-        if not self._lost:
-            self._path.unlink(missing_ok=True)
+        if os.pread(self._file, _LONGEST, 0) == self._text:  # else another process took it over
+            if self._is_named():
+                self._path.unlink(missing_ok=True)
+            else:  # it was moved: name no owner
+                os.ftruncate(self._file, 0)
         _close(self._file)
 
     def _renew(self) -> None:
@@ -211,9 +217,11 @@ class Claim:
         # if rows cannot be written, the run ends anyway.
         with self._beating, suppress(OSError):
             # Open the file again: otherwise, a network file system may hide other machines' writes.
-            if self._path.exists() and self._path.read_bytes() != self._text:
-                self._lost = True
-            else:
+            try:
+                self._lost = self._lost or read_plain(self._path, _LONGEST) != self._text
+            except OSError as error:  # None: it is no regular file
+                self._lost = error.errno in (None, errno.ENOENT, errno.ENOTDIR)
+            if not self._lost:
                 self._write()
 
     def _write(self) -> None:

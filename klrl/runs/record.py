@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
-from klrl.base.errors import OwnerError, in_one_line
+from klrl.base.errors import STOPS, OwnerError, in_one_line
 from klrl.base.files import to_append
 from klrl.base.text import escaped
 from klrl.config import JobConfig
@@ -32,7 +32,7 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
     except OwnerError:
         raise  # the folder is gone, or another process owns it now
     except BaseException as error:
-        if isinstance(error, Exception):
+        if not isinstance(error, STOPS):
             status, text = "failed", in_one_line(error, limit=None)
         else:
             # A signal may come while a complete run closes its files. The last iteration's
@@ -59,7 +59,7 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
 
 def _draw(files: RunFolder, config: JobConfig, status: str) -> None:
     title = f"{config.title}  {files.path.name}  {status}"
-    if rows := rows_so_far(files.path):
+    if rows := rows_so_far(files.place):
         draw_curves(rows, files.curves, title, domain_of(config))
 
 
@@ -100,6 +100,7 @@ class Recorder:
 
     def marks(self) -> dict[str, object]:
         """Return the run's id and the :meth:`RowFile.mark` of each file, for the checkpoint."""
+        self._files.check_owned()
         files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
         return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
 
@@ -134,7 +135,7 @@ def recording(
     settings, guard = dataclasses.asdict(config), files.guard
     so_far = partial(read_rows, files.metrics)
     logged = LoggedRun(
-        files.path, settings, group, manifest["wandb_id"], domain, guard, so_far, files.update
+        files.place, settings, group, manifest["wandb_id"], domain, guard, so_far, files.update
     )
     try:
         loggers = late.enter_context(open_loggers(config.logger, logged))
@@ -143,6 +144,7 @@ def recording(
     finally:
         metrics.close()
         samples.close()
+    files.check_owned()
     guard.call("progress", print, summary(files, config, counters.frames))
 
 
@@ -166,7 +168,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     """Format the closing lines of a finished run."""
     domain = domain_of(config)
     metrics = metrics_of(domain)
-    rows = rows_so_far(files.path)
+    rows = rows_so_far(files.place)
     last = rows[-1] if rows else {}
     times = ("time/iteration", "time/sampling")
     seconds, sampling = (sum(row.get(name, 0.0) for row in rows) for name in times)

@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import expanded
 from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_plain, to_config, typed
@@ -28,7 +29,8 @@ CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learne
 
 def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
     """Return a resumed run's folder and settings; ``overrides`` may set :data:`CHANGEABLE` keys."""
-    run = find_run(path, "resume")
+    find_run(path, "resume")
+    run = expanded(path)
     refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
     if edited := edited_settings(run):

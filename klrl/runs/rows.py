@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from klrl.base.files import read_plain, to_append, to_update
+from klrl.base.files import ROWS, read_plain, to_append, to_update
 from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
@@ -45,7 +45,7 @@ class RowFile:
         self._path, self._of = path, {} if run is None else {RUN: run}
         if after is not None:
             cut(path, axis, after, mark or {})
-        self._sha = hashlib.sha256(path.read_bytes() if path.exists() else b"")
+        self._sha = hashlib.sha256(read_plain(path, ROWS) if path.exists() else b"")
         self._file = to_append(path) if path.exists() else None
 
     def log(self, row: Row) -> None:
@@ -91,7 +91,7 @@ class RowFile:
 
 def read_rows(path: Path, say: Callable[[str], None] = warn) -> list[Row]:
     """Read the rows of a ``metrics.jsonl`` by :func:`each_row`."""
-    return list(each_row(read_plain(path).split(b"\n"), path, say))
+    return list(each_row(read_plain(path, ROWS).split(b"\n"), path, say))
 
 
 def rows_so_far(run: Path) -> list[Row]:
@@ -134,7 +134,9 @@ def parse_row(line: bytes) -> Row | None:
 
 def run_named_in(line: bytes, run: str | None, unnamed: str | None = None) -> object:
     """Return the run's id in a line, or ``unnamed`` if it has none; ``run`` is the expected id."""
-    if run is None or f'"{run}"'.encode() in line[:64]:  # avoids parsing a long line
+    if (
+        run is None or f'"{run}"'.encode(errors="replace") in line[:64]
+    ):  # avoids parsing a long line
         return run
     return (_parse(line) or {}).get(RUN, unnamed)
 
@@ -160,7 +162,7 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
     ``axis`` counts frames, ``after`` are those of the checkpoint, and ``mark`` is its
     :meth:`RowFile.mark`. If the file has changed since, the rows' frames decide where to cut.
     """
-    content = path.read_bytes() if path.exists() else b""
+    content = read_plain(path, ROWS) if path.exists() else b""
     length, digest = mark.get("bytes"), mark.get("sha256")
     same = length == 0 or digest == hashlib.sha256(content[:length]).hexdigest()
     kept = content.removesuffix(b"\n")

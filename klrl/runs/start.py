@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, OwnerError
 from klrl.base.files import expanded
 from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
@@ -87,8 +87,8 @@ def run_in_folder(
         with collection_paused():
             loop = importlib.import_module("klrl.train.loop")  # klrl.train imports klrl.runs
         loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
-    except OwnedElsewhere:
-        raise  # another process owns the files in the folder
+    except (OwnedElsewhere, OwnerError):
+        raise  # another process owns the files in the folder, or it is not this run's any more
     except BaseException:
         folder.remove_unstarted()
         raise

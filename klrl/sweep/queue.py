@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from uuid import uuid4
 
 from klrl.base.errors import ConfigError, Interrupted
-from klrl.base.files import make_folder, replace_file, to_append
+from klrl.base.files import make_folder, read_plain, replace_file, to_append
 from klrl.base.interrupt import WARNINGS, stop_signals
 from klrl.config import LauncherConfig, SubmititConfig
 from klrl.runs.folder import RunFolder
@@ -213,7 +213,7 @@ def _outcome_file(queue: str) -> str:
 def _read_outcome(folder: Path, queue: str, job: Job) -> Outcome | None:
     """Read the outcome that a job wrote when it ended; None without a readable outcome."""
     try:
-        told = json.loads((folder / _outcome_file(queue)).read_bytes())
+        told = json.loads(read_plain(folder / _outcome_file(queue)))
         error, seconds = told["error"], told["seconds"]
         seconds = None if seconds is None else float(seconds)
         return Outcome(job.name, str(told["status"]), error and str(error), seconds=seconds)
@@ -365,6 +365,6 @@ def _stopped(signum: int, frame: FrameType | None) -> NoReturn:
 def _starts(folder: Path, queue: str) -> list[int]:
     """Return, for each start of a job, the frames from which it continued."""
     try:
-        return [int(each) for each in json.loads((folder / f"{queue}_starts.json").read_bytes())]
+        return [int(each) for each in json.loads(read_plain(folder / f"{queue}_starts.json"))]
     except (OSError, ValueError, TypeError):
         return []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, BinaryIO
 
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.files import to_append, to_update
@@ -188,32 +188,36 @@ def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
     folder = OutputFolder(given, setting, "_sweep")
     if sweep.folder and folder.holds_run:
         raise ConfigError(f"{setting}: already has a run; give another folder, or use sweep=NAME")
+    stopped = (ConfigError, KeyboardInterrupt, Interrupted)
     try:
         folder.make()
-        with _locked(folder.path / ".lock", setting):
-            yield folder.path
+        lock = _locked(folder.path / ".lock", setting)
     except OwnedElsewhere:
         raise  # another process owns the files in the folder
-    except (ConfigError, KeyboardInterrupt, Interrupted):
+    except stopped:
         folder.remove_unstarted()
         raise
+    with lock:  # the file stays: a process may have opened it, and wait for this lock
+        try:
+            yield folder.path
+        except stopped:
+            folder.remove_unstarted()
+            raise
 
 
-@contextmanager
-def _locked(path: Path, setting: str) -> Iterator[None]:
+def _locked(path: Path, setting: str) -> BinaryIO:
     try:
         lock = to_update(path)
     except OSError as error:
         raise ConfigError(f"{setting}: cannot be written: {error}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise OwnedElsewhere(f"{setting}: another process runs it; wait, or stop it") from error
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            return lock
+    except OSError:
+        pass  # another process has the lock, or has removed the file with the folder
+    lock.close()
+    raise OwnedElsewhere(f"{setting}: another process runs it; wait, or stop it")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -53,14 +54,14 @@ class SweepFile:
             return cls(folder)
         try:
             contents = json.loads(read_plain(path))
-            commands = contents.get("commands") or [contents["command"]]
+            commands = [str(each) for each in contents.get("commands") or [contents["command"]]]
             entries = [_entry(each) for each in contents["jobs"]]
         except (*UNREADABLE, RecursionError) as error:
             raise ConfigError(
                 f"{path}: the list of jobs is broken ({in_one_line(error)}); move it away; klrl "
                 "then finds the jobs by their folders"
             ) from error
-        return cls(folder, [str(each) for each in commands], entries)
+        return cls(folder, commands, entries)
 
     @property
     def jobs(self) -> list[tuple[RunFolder, JobEntry]]:
@@ -82,9 +83,9 @@ class SweepFile:
 
 def _entry(job: dict[str, Any]) -> JobEntry:
     known = {f.name: job[f.name] for f in fields(JobEntry) if job.get(f.name) is not None}
-    known |= {name: str(known[name]) for name in ("name", "status", "error") if name in known}
+    known = {name: int(v) if name == "numerics" else str(v) for name, v in known.items()}
     folder = str(job.get("folder") or job["name"])
-    if folder in ("", ".", "..") or "/" in folder:
+    if folder in ("", ".", "..") or {"/", "\0"} & {*folder} or len(os.fsencode(folder)) > 255:
         raise ValueError(f"folder={folder} is outside the sweep's folder")
     overrides = [str(each) for each in job.get("overrides", [])]
     return JobEntry(**{"identity": "", **known, "folder": folder, "overrides": overrides})

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from klrl.base.errors import FAILURES, ConfigError, Interrupted, in_one_line
+from klrl.base.errors import FAILURES, STOPS, ConfigError, Interrupted, in_one_line
 from klrl.base.files import to_append, to_update
 from klrl.base.imports import import_for_good
 from klrl.config.compose import keys
@@ -108,7 +108,7 @@ def _outcome(job: Job) -> Outcome:
         if job.folder.is_dir() and set(job.folder.iterdir()) == {job.log}:
             shutil.rmtree(job.folder, ignore_errors=True)  # contains only a log
         return Outcome(job.name, "refused", str(error))
-    except (Interrupted, KeyboardInterrupt) as stop:
+    except STOPS as stop:
         signum = stop.signum if isinstance(stop, Interrupted) else signal.SIGINT
         run = RunFolder(job.folder)  # the signal may have come after the run finished
         if not (run.exists and run.status == "finished"):
@@ -153,7 +153,7 @@ def _run(job: Job) -> int | None:
 @contextmanager
 def _printing_to(path: Path) -> Iterator[None]:
     """Append the stdout and stderr of this process and its children to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     kept = [os.dup(fd) for fd in (1, 2)]
     with to_append(path) as file:
         os.utime(file.fileno())  # shows that the job began, even if it prints nothing

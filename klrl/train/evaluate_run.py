@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
 from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_device_name
@@ -19,6 +19,7 @@ from klrl.train.evaluate import Evaluation, EvaluationPlan, Starts
 from klrl.train.schedule import Size
 
 
+@user_code()
 def evaluate_run(
     run: str | Path,
     words: Sequence[str] = (),
@@ -53,7 +54,7 @@ def evaluate_run(
     domain = domain_of(config)
     if into is not None and "record" not in domain.functions:
         raise ConfigError(f"RUN={run}: is a {domain.name} run; give a control run")
-    use, more = ("evaluate", ()) if into is None else ("record", (into,))
+    use, more = ("evaluate", ()) if into is None else ("record", (into.absolute(),))
     size = Size(episodes or domain.plays)
     plan = EvaluationPlan(Starts(use, seed), size, sampled, device_of(device))
     evaluated: Evaluation = domain.function(use)(folder, config, plan, which, *more)

@@ -117,7 +117,7 @@ class Evaluations:
             return
         best: Row | None = row
         if not improved:
-            best = files.guard.call("best checkpoint", self._play_best, files.path, recorder)
+            best = files.guard.call("best checkpoint", self._play_best, files.place, recorder)
             row[_SECONDS] += (best or {}).get(_SECONDS, 0.0)
         for name in ("eval/return", "eval/return_se"):
             if best and name in best:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
 from klrl.config import JobConfig
 from klrl.domains import Domain, domain_of
 from klrl.runs.checkpoint import Counters, load_component
@@ -51,6 +51,7 @@ def check_film(run: str | Path) -> None:
     check_encoders()
 
 
+@user_code()
 def film_run(
     run: str | Path,
     words: Sequence[str] = (),

@@ -17,7 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, TargetControllerConfig, factory
 from klrl.config.identity import NUMERICS
@@ -304,6 +304,7 @@ class Training:
         }
         if self.parts.learner.rate is not None:
             components["rate"] = self.parts.learner.rate
+        files.check_owned()
         return Checkpoints(files.checkpoints, components, self.parts.device)
 
     def _check_best(self, checkpoints: Checkpoints, marks: Mapping[str, Any]) -> None:
@@ -411,7 +412,8 @@ def start(
     Raises:
         ConfigError: the settings cannot be run, the folder already has a run or belongs to a
             different process, or this process is training another run. Nothing was recorded.
-        OwnerError: a different process took over the folder.
+        OwnerError: the folder was moved or deleted, or a different process took it over.
+        ExitError: user code called ``sys.exit``; the last good checkpoint is kept.
         RewardError: a reward function failed; the last good checkpoint is kept.
         NonFiniteError: a value was NaN or infinite; the last good checkpoint is kept.
         Interrupted: the run was asked to stop; the checkpoint is written.
@@ -423,7 +425,7 @@ def start(
         )
     before = torch.get_num_threads()
     try:
-        with files.owned():
+        with user_code(), files.owned():
             if files.exists and not resume:
                 raise ConfigError(
                     f"folder={files.path}: already has a run; give a different folder, or resume it"

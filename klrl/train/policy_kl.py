@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, user_code
 from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import CONTROL, LANGUAGE, OwnPart
@@ -80,6 +80,7 @@ class PolicyKL:
         return {**{name: vars(each) for name, each in self.distances.items()}, **counts}
 
 
+@user_code()
 def kl_between(
     run: str | Path,
     other: str | Path | None = None,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
-from klrl.base.files import read_plain
+from klrl.base.files import ROWS, read_plain
 from klrl.base.text import counted
 from klrl.config import JobConfig
 from klrl.domains import domain_of
@@ -88,7 +88,7 @@ def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
 
 def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
     """Compare a file with each checkpoint's digest of the lines written before the checkpoint."""
-    content, seen = read_plain(file) if file.is_file() else b"", 0
+    content, seen = read_plain(file, ROWS) if file.is_file() else b"", 0
     for entry in entries:
         mark = entry.metadata.get("rows", {}).get(file.name, {})
         length, place = int(mark.get("bytes", 0)), f"checkpoint {entry.path.name}"

@@ -233,6 +233,24 @@ def made(*words: str, always: bool = True) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.integration
+def test_without_a_network_what_is_installed_is_enough() -> None:
+    """Pip would fetch the backend of the build, whenever pyproject.toml is the newer file."""
+    python = Path(".venv-own/bin/python")
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    setup = [shutil.which("bash"), ROOT / ".ci/setup", Path.cwd() / ".venv-own"]
+    offline = {**os.environ, "PIP_NO_INDEX": "1", "PATH": "/usr/bin:/bin"}
+    for extra, code in (("language", 0), ("nonsense", 2)):
+        words = ["--dry-run", "-e", f".[{extra}]"]
+        done = subprocess.run(
+            [*setup, *words], cwd=ROOT, env=offline, capture_output=True, text=True
+        )
+        assert done.returncode == code, done.stderr
+        assert ("is there; goes on" in done.stderr) == (code == 0)
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_a_python_that_is_named_has_an_environment_of_its_own() -> None:
     own = ".venv-{}.{}".format(*sys.version_info)

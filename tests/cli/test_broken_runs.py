@@ -1,5 +1,6 @@
 """One run that holds what klrl never writes: a line of its own, and the others are shown."""
 
+import hashlib
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ import yaml
 import klrl
 from klrl.cli.wrapper import exit_code, run_command
 from tests.report.toys import rows_of, write_run
+from tests.runs.commands import exits
 
 Shown = Callable[..., str]
 
@@ -107,3 +109,101 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path, capsys) -> None:
     assert exit_code("klrl report", partial(run_command, "report"), [str(tmp_path / "a")]) == 2
     assert "report: is a link" in capsys.readouterr().err
     assert not list((tmp_path / "mine").iterdir())
+
+
+def sparse(path: Path) -> None:
+    """30 GB of zeros that take no room on the disk."""
+    path.touch()
+    os.truncate(path, 30 * 10**9)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("make", [sparse, os.mkfifo, Path.mkdir])
+def test_what_has_no_end_is_one_run_that_is_skipped(make, tmp_path: Path, shown: Shown) -> None:
+    """In place of each file that is read whole; a directory of that name is no run's file."""
+    runs = tmp_path / "runs"
+    write_run(runs / "good")
+    names = ("manifest.json", ".hydra/config.yaml", "metrics.jsonl", "owner.json")
+    for name in names:
+        folder = runs / Path(name).stem
+        write_run(folder, status="running")
+        (folder / name).unlink(missing_ok=True)
+        make(folder / name)
+    (runs / "jobs").mkdir()
+    make(runs / "jobs" / "sweep.json")
+    table = shown("ls", str(runs))
+    lines = {line.split()[0]: line.split()[1] for line in table.splitlines()[1:]}
+    assert lines["good"] == "finished"
+    assert lines["owner"] == "interrupted"
+    assert lines["config"] == "broken"
+    if make is sparse:
+        assert (lines["manifest"], lines["jobs"]) == ("broken", "broken")
+        assert "metrics.jsonl is larger than" in table
+    shown("report", str(runs), "-o", str(tmp_path / "report"))
+
+
+GOOD = {"name": "job", "folder": "job", "overrides": ["seed=0"], "identity": "x", "numerics": 1}
+WRONG: tuple[object, ...] = (
+    *("text", 5, -1, 1e400, float("nan"), True, None, [], [[1]], {}, {"a": [1]}),
+    *("\ud800", "\0", "x" * 300, 10**4000),
+)
+
+
+@pytest.mark.usefixtures("without_pictures")
+def test_no_sweep_json_ends_the_list_of_all_runs(tmp_path: Path, shown: Shown) -> None:
+    """Every value in it of every wrong type."""
+    runs = tmp_path / "runs"
+    write_run(runs / "good")
+    contents: list[object] = [*WRONG, {"commands": 5, "jobs": []}]
+    contents += [
+        {"commands": [], "jobs": [], name: v} for name in ("commands", "jobs") for v in WRONG
+    ]
+    contents += [{"commands": [v], "jobs": [v]} for v in WRONG]
+    contents += [{"commands": ["x"], "jobs": [{**GOOD, key: v}]} for key in GOOD for v in WRONG]
+    more = ("status", "error", "queue", "run")
+    contents += [{"commands": ["x"], "jobs": [{**GOOD, key: v}]} for key in more for v in WRONG]
+    for i, each in enumerate(contents):
+        folder = runs / f"{i:03d}"
+        folder.mkdir()
+        (folder / "sweep.json").write_text(json.dumps(each))
+    lines = shown("ls", str(runs)).splitlines()[1:]
+    assert len(lines) == len(contents) + 1
+    assert any(line.split()[:2] == ["good", "finished"] for line in lines)
+    assert len(json.loads(shown("ls", str(runs), "--json"))) == len(lines)
+    shown("report", str(runs), "-o", str(tmp_path / "report"))
+    for i in range(len(contents)):
+        shown("ls", str(runs / f"{i:03d}"))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        *((name, value, 2) for name in ("best_return", "iteration") for value in ("abc", [1])),
+        *(("frames", None, 2), ("best_iteration", 1e400, 2), ("best_return", 10**400, 2)),
+        *(("best_return", None, 0), ("best_return", float("nan"), 0)),
+    ],
+)
+def test_counters_of_a_wrong_type_are_refused(
+    name: str, value, code: int, settings, capsys
+) -> None:
+    """In an entry that is whole: its digests are those of what it holds."""
+    run = klrl.run(settings("eval.every=1"), folder="run").folder
+    for entry in run.glob("checkpoints/last/*"):
+        state, manifest = (
+            json.loads((entry / n).read_text()) for n in ("state.json", "manifest.json")
+        )
+        for item in state["counters"]["items"]:
+            item[1] = value if item[0] == name else item[1]
+        content = json.dumps(state).encode()
+        (entry / "state.json").write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        manifest["files"]["state.json"] = {"bytes": len(content), "sha256": digest}
+        text = json.dumps({**manifest, "sha256": "0" * 64})
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        (entry / "manifest.json").write_text(text.replace("0" * 64, digest))
+    assert exits("resume=run", "frames=192") == code
+    if code:
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "does not fit this run" in line

@@ -1,22 +1,27 @@
 """The YAML files against the schemas: a choice that is added is checked the day it is added."""
 
 import importlib.util
+import os
 import re
+import signal
+import time
 from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import GROUPS, EvalConfig, LanguageConfig, Ungrouped, conf_dir
 from klrl.config.catalogue import described
 from klrl.config.checks import to_config
-from klrl.config.compose import compose
+from klrl.config.compose import Composer, compose
 from klrl.config.nodes import notes_of
 from klrl.config.rules.unread import check_all_read
 from klrl.control.preflight import check_env
 from klrl.runs.resume import stored_config
+from tests.runs.commands import child
 
 FILES = sorted(conf_dir().rglob("*.yaml"))
 TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somewhere"]
@@ -155,3 +160,62 @@ def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) 
     OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / ".hydra" / "config.yaml")
     assert stored_config(tmp_path) == config
     assert stored_config(tmp_path, ["frames=7e5"]).frames == 700_000
+
+
+def _bomb(path: Path) -> None:
+    """Nine aliases of nine aliases, nine times."""
+    lines = ["env:", "  kwargs:", "    a0: &a0 [1, 1]"]
+    lines += [f"    a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 10)]
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (_bomb, "has an alias"),
+        (lambda path: path.write_text("kl: &a {coef: 1}\nenv: {kwargs: *a}"), "has an alias"),
+        (lambda path: path.write_text("a: " + "[" * 10**5), "is nested too deep"),
+        (lambda path: path.touch() or os.truncate(path, 30 * 10**9), "30,000,000,000 bytes"),
+        (os.mkfifo, "it is not a regular file"),
+    ],
+    ids=["bomb", "alias", "deep", "large", "pipe"],
+)
+@pytest.mark.parametrize("place", ["experiment/mine.yaml", "env/deep/mine.yaml"])
+def test_a_file_of_a_choice_that_has_no_end_is_refused(make, told: str, place: str) -> None:
+    path = Path("conf", place)
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.raises(ConfigError, match=f"--config-dir conf: conf/{place}: .*{told}"):
+        Composer("conf")
+    Path("conf/elsewhere").mkdir()
+    path.rename("conf/elsewhere/mine.yaml")  # not klrl's
+    Composer("conf")
+
+
+@pytest.mark.integration
+def test_a_signal_ends_a_process_that_composes() -> None:
+    """OmegaConf takes a minute for a list of this length, and loses most of the signals."""
+    Path("conf/env").mkdir(parents=True)
+    Path("conf/env/long.yaml").write_text(f"kwargs: {{a: [{', '.join(['1'] * 300_000)}]}}")
+    for delay in (2.0, 2.3, 2.6):
+        process = child("--config-dir", "conf", "env=long")
+        time.sleep(delay)
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=30)
+        assert process.returncode == 143, told
+        assert time.monotonic() - began < 10
+        assert not told.strip()
+
+
+def test_a_signal_that_a_library_replaces_by_an_error_is_raised(monkeypatch) -> None:
+    def loses(*_: object, **__: object) -> None:
+        try:
+            raise Interrupted(signal.SIGTERM)
+        finally:
+            raise ConfigAttributeError("half made")
+
+    monkeypatch.setattr("hydra.compose", loses)
+    with pytest.raises(Interrupted):
+        Composer().explained(["seed=12345"])

@@ -1,5 +1,7 @@
 """Reward functions: how they are found, called and reported by sample; time limits and Ctrl-C."""
 
+import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -168,6 +170,74 @@ def test_a_failure_of_the_whole_batch_alone_says_so() -> None:
 def test_a_function_that_exits_ends_no_run() -> None:
     assert "raised SystemExit: 3" in failure(lambda *_: sys.exit(3))
     assert "raised SystemExit: 3" in failure(lambda *_: sys.exit(3), timeout=None)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Refusing:
+    """Its items raise."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __iter__(self):
+        yield 0.0
+        raise self.error
+
+
+@pytest.mark.parametrize("timeout", [5.0, None])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("half"), "ValueError: half (line "),
+        (asyncio.CancelledError(), "CancelledError (line "),
+        (GeneratorExit("x"), "GeneratorExit: x"),
+        (SystemExit(0), "SystemExit: 0"),
+        (Unspeakable(), "Unspeakable: its text cannot be read (line "),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_whatever_it_raises_is_told_by_its_sample(error, told: str, timeout: float | None) -> None:
+    """Also where it is a generator, or returns an iterator."""
+
+    def raises(prompts, responses, rows):
+        raise error
+
+    def generates(prompts, responses, rows):
+        yield 0.0
+        raise error
+
+    for function in (raises, generates, lambda *_: Refusing(error)):
+        assert f"sample 0 of 5 (line 0, response '0'): raised {told}" in failure(function, timeout)
+
+
+def test_a_generator_that_hangs_or_has_no_end_is_stopped() -> None:
+    def hangs(prompts, responses, rows):
+        for text in responses:
+            if text == "x":
+                time.sleep(60)
+            yield 0.0
+
+    taken = []
+
+    def endless(prompts, responses, rows):
+        for i in itertools.count():
+            taken.append(i)
+            yield 0.0
+
+    start = time.monotonic()
+    assert "sample 2 of 5 (line 2, response 'x'): took more than 0.3 s" in failure(hangs, 0.3)
+    for timeout in (5.0, None):
+        assert failure(endless, timeout).endswith("returned 6 scores for 5 samples")
+        assert len(taken) <= 6
+        taken.clear()
+    assert failure(lambda *_: range(10**12)).endswith("returned 6 scores for 5 samples")
+    assert time.monotonic() - start < 5
+    scores = reward(lambda prompts, responses, rows: (float(i) for i in range(5)))
+    assert scores(PROMPTS, TEXTS).tolist() == [0, 1, 2, 3, 4]
 
 
 def one(value: object) -> list[object]:

@@ -177,13 +177,42 @@ def test_a_run_whose_folder_is_deleted_or_moved_ends(move) -> None:
     assert not RUN.exists()
 
 
-def test_an_owner_whose_file_alone_is_removed_goes_on_until_another_makes_one() -> None:
+def _nothing() -> None: ...
+
+
+def _folder() -> None:
+    (RUN / OWNER_FILE).mkdir()
+
+
+def _pipe() -> None:
+    os.mkfifo(RUN / OWNER_FILE)
+
+
+def _another() -> None:
+    name_owner(host="elsewhere", pid=4)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [_nothing, _folder, _pipe, _another])
+def test_an_owner_whose_file_is_gone_has_lost_the_folder(make) -> None:
+    """Another run may be there; what stands in its place stays."""
+    told = r"process 4 \(on elsewhere.*took the" if make is _another else "or its owner.json was"
     with owning(RUN) as claim:
         (RUN / OWNER_FILE).unlink()
-        claim.check()
-        name_owner(host="elsewhere", pid=4)
-        with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere.*took the run over"):
+        make()
+        with pytest.raises(OwnerError, match=told):
             claim.check()
+    assert (RUN / OWNER_FILE).exists() == (make is not _nothing)
+
+
+def test_an_owner_file_without_end_is_not_read(monkeypatch) -> None:
+    """30 GB of zeros, as in a folder from somewhere else."""
+    RUN.mkdir()
+    with (RUN / OWNER_FILE).open("wb") as file:
+        file.truncate(30 * 10**9)
+    assert owner.read_owner(RUN) is None
+    with owning(RUN):
+        assert owner_now()["pid"] == os.getpid()
 
 
 @pytest.mark.parametrize(

@@ -26,12 +26,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError, RewardError, in_one_line
+from klrl.base.errors import STOPS, ConfigError, RewardError, in_one_line, with_line
 from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
@@ -79,8 +81,6 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 
 #: The largest absolute value of a reward.
 LARGEST = torch.finfo(torch.float32).max
-#: Exceptions that count as failures of the user's function: also ``exit()``, but not Ctrl-C.
-FAILURES = (Exception, SystemExit)
 
 
 def find_reward(name: str) -> RewardFunction:
@@ -173,7 +173,9 @@ class Reward:
         """Score B responses, each to its prompt: [B] float32 on the CPU, finite but for None."""
         try:
             returned = self._call(prompts, responses, extras)
-        except FAILURES as error:
+        except STOPS:
+            raise
+        except BaseException as error:  # also SystemExit, asyncio.CancelledError
             raise RewardError(self._failure(prompts, responses, extras, error)) from error
         return self._checked(prompts, responses, returned)
 
@@ -185,9 +187,12 @@ class Reward:
         rows = [deepcopy(prompt.row) for prompt in prompts]
         names = () if extras is None else self._extras
         requested = {name: deepcopy(getattr(extras, name)) for name in names}
-        return within(
-            self._timeout, lambda: self._function(contents, list(responses), rows, **requested)
-        )
+
+        def call() -> object:
+            returned = self._function(contents, list(responses), rows, **requested)
+            return _listed(returned, len(responses))
+
+        return within(self._timeout, call)
 
     def _failure(
         self,
@@ -204,17 +209,21 @@ class Reward:
                 return failed
             try:
                 self._call(prompts[i : i + 1], responses[i : i + 1], extras and extras[i])
-            except FAILURES as alone:
-                reason = self._describe(alone)
+            except STOPS:
+                raise
+            except BaseException as alone:
+                reason = self._describe(alone, with_line)
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
                 return f"{self.sample(i, prompts, responses)}: {reason}"
         return f"{failed} in one batch; each sample alone succeeds"
 
-    def _describe(self, error: BaseException) -> str:
+    def _describe(
+        self, error: BaseException, told: Callable[[BaseException], str] = in_one_line
+    ) -> str:
         if isinstance(error, TookTooLong):
             return f"took more than {self._timeout:g} s"
-        text = in_one_line(error)
+        text = told(error)
         if self._timeout is not None and "main thread" in text:
             # The error of a function that sets a signal handler outside the main thread.
             text += "; env.reward_timeout=null calls it on the main thread"
@@ -223,20 +232,18 @@ class Reward:
     def _checked(
         self, prompts: Sequence[Prompt], responses: Sequence[str], returned: object
     ) -> Tensor:
-        if isinstance(returned, Tensor):
-            returned = returned.detach().cpu()  # from a reward model
-        values, size = _values(returned), len(responses)
-        if values is None:
+        size = len(responses)
+        if not isinstance(returned, list):
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
                 f"{size} numbers"
             )
-        if len(values) != size:
+        if len(returned) != size:
             raise RewardError(
-                f"env.reward={self._name}: returned {len(values)} scores for {size} samples"
+                f"env.reward={self._name}: returned {len(returned)} scores for {size} samples"
             )
         scores = []
-        for i, value in enumerate(values):
+        for i, value in enumerate(returned):
             try:
                 left_out = value is None and self._abstains
                 scores.append(math.nan if left_out else _number(value))
@@ -255,28 +262,35 @@ class Reward:
         )
 
 
-def _values(returned: object) -> list[object] | None:
-    """Convert a function's return value to a list; None if that is impossible."""
+def _listed(returned: object, size: int) -> object:
+    """List a function's return value, if it has items; of an iterator at most ``size`` + 1.
+
+    An iterator is the user's code, which may hang, raise, or have no end.
+    """
+    if isinstance(returned, Tensor):
+        returned = returned.detach().cpu()  # from a reward model
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
-        return None
+        return returned
     try:
-        return list(returned)
-    except FAILURES:  # for example a tensor without dimensions
-        return None
+        items = iter(returned)
+    except TypeError:  # for example a tensor without dimensions
+        return returned
+    whole = isinstance(returned, list | tuple | np.ndarray | Tensor)
+    return list(items if whole else islice(items, size + 1))
 
 
 def _number(value: Any) -> float:
     """Convert a score to float; raise a ValueError if float32 cannot hold it."""
     try:
         shown = f"{value!r:.40}"
-    except FAILURES:  # repr() may be the user's code; it also fails for huge ints
+    except Exception:  # repr() may be the user's code; it also fails for huge ints
         shown = f"a value of type {type(value).__name__}"
     try:
         # float() would parse the text "0.5" too.
         score = None if isinstance(value, str | bytes | bytearray) else float(value)
     except OverflowError:
         raise ValueError(f"{shown}, too large for float32") from None
-    except FAILURES:  # __float__ may raise anything
+    except Exception:  # __float__ may raise anything
         score = None
     if score is None:
         raise ValueError(f"{shown}, not a number")

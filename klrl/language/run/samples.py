@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BaseModel, Field, StrictBool, ValidationError
 
 from klrl.base.errors import ConfigError, RewardError, first_line
-from klrl.base.files import read_plain
+from klrl.base.files import ROWS, read_plain
 from klrl.base.text import counted
 from klrl.config import LanguageConfig
 from klrl.language.data.prompts import PromptBatch
@@ -86,7 +86,7 @@ def read_samples(
         raise ConfigError(f"{run}: has no samples.jsonl; set collector.samples_every >= 1")
     reached = max([files.checkpointed, *(int(row.get("samples") or 0) for row in rows)])
     samples = []
-    for number, line in enumerate(read_plain(files.samples).split(b"\n")[:-1], 1):
+    for number, line in enumerate(read_plain(files.samples, ROWS).split(b"\n")[:-1], 1):
         try:
             samples.append(_parsed(line, number, config, reached))
         except ValueError as error:
