@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, cast
 
 from klrl.base.errors import ConfigError, user_code
-from klrl.base.files import expanded
 from klrl.config import (
     GROUPS,
     CustomLoggerConfig,
