@@ -24,7 +24,7 @@ TEST := $(VENV)/.test
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
-	faults fuzz soak kills audit clean
+	fuzz soak kills audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
@@ -129,10 +129,7 @@ results-10: $(VENV)/.smollm ## KL from k tokens of SmolLM2, against the exact on
 results-%: $(LANGUAGE)
 	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
 
-faults: $(LANGUAGE) ## kill, full disk, I/O error at every file operation of a run, flipped bits; the table (20 minutes)
-	$(BIN)/python -m benchmarks.reliability.faults
-
-fuzz: $(LANGUAGE) ## 2,000 command lines, prompt files, YAMLs, run folders and paths, most of them wrong (20 minutes)
+fuzz: $(LANGUAGE) ## 2,000 command lines, YAMLs and run folders, most of them wrong (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.fuzz
 
 soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)

@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reliability.ended import Ended
-from benchmarks.reliability.small_run import begin, import_all, klrl
-from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, control
+from benchmarks.reliability.small_run import begin, import_all, klrl, text_files
+from benchmarks.small_jobs import JOBS, MODEL, SLOW_JOBS, Job, control
 from klrl.language.data.sort_digits import BASE_MODEL
 
 #: Beside those of :mod:`benchmarks.same_rows`.
@@ -127,8 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         os.environ["XDG_CACHE_HOME"] = str(work / "cache")
-        for name, text in FILES.items():
-            (work / name).write_text(text)
+        text_files(work)
         (work / MODEL).symlink_to(BASE_MODEL)
         for job in jobs:
             if job in wanted or job.name in needed:
