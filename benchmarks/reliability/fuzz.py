@@ -4,9 +4,9 @@
     python -m benchmarks.reliability.fuzz --count 300 --seed 1
     python -m benchmarks.reliability.fuzz --seed 1 --only 17       # one input, and all it says
 
-Right is: what is valid is accepted; what is not is refused with exit code 2 and one line, which
-names setting and value; no traceback, no warning, no hang, no folder left. Nothing is trained: a
-job counts as accepted when its first iteration would begin. Each input runs in a fork of this
+Right is: what is valid is accepted; what is not is refused with exit code 2 and a line or two,
+which name setting and value; no traceback, no warning, no hang, no folder left. Nothing is trained:
+a job counts as accepted when its first iteration would begin. Each input runs in a fork of this
 process and is made from the seed and its number alone. Exit code 1 where anything is wrong; each
 violation comes with the command that repeats it.
 """
@@ -90,7 +90,7 @@ def run(given: Input, folder: Path) -> Ended:
 def verdict(given: Input, ended: Ended, new: Sequence[str]) -> list[str]:
     """What is wrong with an answer."""
     codes = {True: [0], False: [2], None: [0, 2]}[given.valid]
-    wrong = ended.faults(codes)
+    wrong = ended.faults(codes, most_lines=2)
     if ended.code == 2 and ended.lines:
         line = ended.lines[-1]
         if not line.startswith(("klrl: ", "klrl ")):
