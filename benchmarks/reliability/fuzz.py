@@ -19,7 +19,6 @@ import resource
 import shlex
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,8 +67,11 @@ def _accept(*args: Any, **options: Any) -> NoReturn:
     raise Accepted
 
 
-def run(given: Input, folder: Path) -> Ended:
-    """Give an input to klrl in a fork, up to the first iteration of a run."""
+def run(given: Input, folder: Path) -> tuple[Ended, list[str]]:
+    """Give an input to klrl in an empty folder, up to the first iteration; what is new there."""
+    (folder / "model").symlink_to("../stock/model")
+    given.prepare(folder)
+    before = names(folder)
 
     def go() -> None:
         import klrl.sweep.run
@@ -84,7 +86,9 @@ def run(given: Input, folder: Path) -> Ended:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         main(given.words)
 
-    return in_fork(go, folder, LIMIT)
+    ended = in_fork(go, folder, LIMIT)
+    # An empty outputs/ is where the next run will be.
+    return ended, sorted(names(folder) - before - {"outputs"})
 
 
 def verdict(given: Input, ended: Ended, new: Sequence[str]) -> list[str]:
@@ -101,17 +105,6 @@ def verdict(given: Input, ended: Ended, new: Sequence[str]) -> list[str]:
         if new:
             wrong.append(f"refused, and leaves {', '.join(new[:3])}")
     return wrong
-
-
-def try_input(given: Input, folder: Path) -> tuple[Ended, list[str]]:
-    """Run an input in an empty folder; the answer, and what is wrong with it."""
-    (folder / "model").symlink_to("../stock/model")
-    given.prepare(folder)
-    before = names(folder)
-    ended = run(given, folder)
-    # An empty outputs/ is where the next run will be.
-    new = sorted(names(folder) - before - {"outputs"})
-    return ended, verdict(given, ended, new)
 
 
 def names(folder: Path) -> set[str]:
@@ -145,7 +138,6 @@ def fuzz(
     """Try inputs; counts by kind and answer, and every violation."""
     counts: Counter[str] = Counter()
     violations: list[str] = []
-    begun = shown_at = time.monotonic()
     with tempfile.TemporaryDirectory() as work:
         stock = Path(work, "stock").resolve()
         stock.mkdir()
@@ -153,20 +145,18 @@ def fuzz(
         for done, number in enumerate(numbers):
             given = make_input(seed, number, stock)
             with tempfile.TemporaryDirectory(dir=work) as folder:
-                ended, wrong = try_input(given, Path(folder).resolve())
+                ended, new = run(given, Path(folder).resolve())
             kind = {True: "valid", False: "invalid", None: "either"}[given.valid]
             counts[f"{given.kind}, {kind}, exit {ended.code}"] += 1
-            for each in wrong:
+            for each in verdict(given, ended, new):
                 again = f"python -m benchmarks.reliability.fuzz --seed {seed} --only {number}"
                 violations.append(f"{given.kind}: {each}\n    {shown(given)}\n    {again}")
                 print(f"WRONG {violations[-1]}", flush=True)
             if talk:
                 print(shown(given), f"exit {ended.code} in {ended.seconds:.1f} s", sep="\n")
                 print(ended.out, ended.err, sep="")
-            elif time.monotonic() - shown_at > 30:
-                shown_at = time.monotonic()
-                progress = f"{done + 1} of {len(numbers)} in {shown_at - begun:.0f} s"
-                print(f"{progress}, {len(violations)} violations", flush=True)
+            elif done % 100 == 99:
+                print(f"{done + 1} of {len(numbers)}, {len(violations)} violations", flush=True)
     return counts, violations
 
 
