@@ -11,8 +11,6 @@ $(error VENV=$(VENV): make takes one folder without spaces; name another)
 endif
 # Words for the command line, as in: make run ARGS="env=hopper frames=200000"
 ARGS ?= env=pendulum kl.coef=0.1
-# Runs at a time, for make results
-JOBS ?= 2
 # Processes that the tests run in: each imports torch and collects every test
 WORKERS ?= 2
 BIN := $(VENV)/bin
@@ -23,8 +21,8 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
-	faults fuzz soak kills audit clean
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results topk smollm \
+	fuzz soak kills audit clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
@@ -109,30 +107,14 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL, in its own .venv-trl; writes the results (50 minutes)
 	$(BIN)/python -m benchmarks.language
 
-results: $(VENV)/.bench $(VENV)/.smollm ## run what is missing of results 1 to 9, two runs at a time, and write it; results-1 .. results-10: one of them
-	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS)
-	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
-	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
+results: $(LANGUAGE) ## write the tables of docs/results/ from the committed cells
+	$(BIN)/python -m benchmarks.pages
 
-results-4: $(VENV)/.bench ## does KL predict forgetting: 30 bases, two at a time (an hour and a half)
-	$(BIN)/python -m benchmarks.predictors --jobs $(JOBS)
-
-results-7: $(VENV)/.bench ## MuJoCo at a million frames, two runs at a time (the second edition: 8 hours in all); goes on from the committed cells
-	$(BIN)/python -m benchmarks.mujoco --jobs $(JOBS)
-
-results-9: $(VENV)/.smollm ## SmolLM2 follows an instruction, two runs at a time (4 hours)
-	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) 9
-
-results-10: $(VENV)/.smollm ## KL from k tokens of SmolLM2, against the exact one (an hour)
+topk: $(VENV)/.smollm ## result 10: KL from k tokens of SmolLM2, against the exact one (an hour); then its page
 	$(BIN)/python -m benchmarks.topk
+	$(BIN)/python -m benchmarks.pages
 
-results-%: $(LANGUAGE)
-	$(BIN)/python -m benchmarks.shipped --jobs $(JOBS) $*
-
-faults: $(LANGUAGE) ## kill, full disk, I/O error at every file operation of a run, flipped bits; the table (20 minutes)
-	$(BIN)/python -m benchmarks.reliability.faults
-
-fuzz: $(LANGUAGE) ## 2,000 command lines, prompt files, YAMLs, run folders and paths, most of them wrong (20 minutes)
+fuzz: $(LANGUAGE) ## 2,000 command lines, YAMLs and run folders, most of them wrong (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.fuzz
 
 soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)

@@ -15,12 +15,8 @@ from itertools import combinations
 import numpy as np
 from numpy.random import Generator
 
-from benchmarks.mujoco.losses import takes_over
-from benchmarks.mujoco.runs import HELD, KLPEN, MAIN, known, values
 from benchmarks.results import table
 from klrl.report.statistics import (
-    LEVEL,
-    POWER,
     Array,
     holm,
     log_ratios,
@@ -130,60 +126,6 @@ def over_tasks(repeats: int, rng: Generator) -> None:
     print(table(["returns of a; of b", *(f"{tasks} tasks, n = {n}" for tasks, n in sizes)], rows))
 
 
-def power_of_least(repeats: int, rng: Generator) -> None:
-    """How often a difference of exactly the least that is said to be seen has p < 5 %."""
-    rows = []
-    for name, scale in (("equal spreads", 1.0), ("one of 4 times", 4.0)):
-        cells = []
-        for n in (5, 10, 20):
-            error = math.sqrt((1 + scale**2) / n)
-            df = (1 + scale**2) ** 2 * (n - 1) / (1 + scale**4)
-            least = error * float(quantile(LEVEL, df) + quantile(2 * POWER - 1, df))
-            a, b = rng.standard_normal((2, repeats, n)) * np.array([1.0, scale])[:, None, None]
-            cells.append(f"{(welch_p(a + least, b) < 0.05).mean():.3f}")
-        rows.append([name, *cells])
-    print(table(["returns", *(f"n = {n}" for n in (5, 10, 20))], rows))
-
-
-#: True ratios of the challenger's mean and the default's, on every task.
-TRUE_RATIOS = (0.8, 0.95, 1.0, 1.1, 1.2)
-
-
-#: What a setting with HELD's spreads is judged against, and seeds of both.
-JUDGED = ((KLPEN, 5, 5), (KLPEN, 10, 5), (KLPEN, 10, 10), (KLPEN, 20, 20), (HELD, 10, 10))
-
-
-def rule_power(repeats: int, rng: Generator) -> None:
-    """How often a loss takes another's place, with the spreads of the committed cells.
-
-    Seeds are drawn with replacement out of those of the page, each over its setting's mean, and
-    widened by sqrt(n / (n - 1)), so that their spread is that of the sample.
-    """
-    cells = {setting: known(setting) for setting in (HELD, KLPEN)}
-    pools = {}
-    for setting in cells:
-        for task in MAIN:
-            x = values(cells, setting, task)
-            pools[setting, task] = 1 + (x / x.mean() - 1) * math.sqrt(len(x) / (len(x) - 1))
-    rows = []
-    for ratio in TRUE_RATIOS:
-        row = [f"{ratio:g}"]
-        for default, n, m in JUDGED:
-            taken = 0
-            for _ in range(repeats):
-                a = [rng.choice(pools[HELD, task], n) for task in MAIN]
-                b = [rng.choice(pools[default, task], m) for task in MAIN]
-                taken += takes_over([ratio * x for x in a], b)
-            row.append(f"{taken / repeats:.3f}")
-        rows.append(row)
-    spreads = [
-        f"{task} {pools[HELD, task].std():.2f}, {pools[KLPEN, task].std():.2f}" for task in MAIN
-    ]
-    print(f"spreads over the mean, {HELD} and {KLPEN}: {'; '.join(spreads)}\n")
-    heads = [f"against {default}, {n} and {m}" for default, n, m in JUDGED]
-    print(table(["true ratio", *heads], rows))
-
-
 def welch_p(a: Array, b: Array) -> Array:
     """:func:`klrl.report.statistics.welch` of a - b over the last axis, of many pairs at once."""
     n = a.shape[-1]
@@ -237,14 +179,9 @@ def main() -> None:
     intervals(args.repeats, rng)
     print("\nOne spread for all settings of a table, or one for each (wide setting, another)\n")
     pooled(args.repeats, rng)
-    print("\nPower of the least difference that the report says can be seen\n")
-    power_of_least(args.repeats, rng)
     few = args.repeats // 5
     print(f"\n{few} repeats; coverage of the 95 % interval of the log ratio over tasks\n")
     over_tasks(few, rng)
-    few = args.repeats // 20
-    print(f"\n{few} repeats; how often a loss takes the default's place, over {len(MAIN)} tasks\n")
-    rule_power(few, rng)
     tables = args.repeats // 4
     print(f"\n{tables} tables of equal settings; share with a difference called significant\n")
     levels(tables, rng)

@@ -20,33 +20,21 @@ class Failed(RuntimeError):
     """A contender ended without its line; the message is the last thing that it said."""
 
 
-def run_text(command: Sequence[str]) -> str:
-    """What a process printed."""
+def run_line(command: Sequence[str]) -> Line:
+    """The line of JSON that a contender prints last."""
     try:
         # In a folder of its own: MuJoCo leaves its log wherever it runs.
         with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                cwd=folder,
-                env=environment(),
-                timeout=TIMEOUT,
-            )
+            how = {"cwd": folder, "env": environment(), "timeout": TIMEOUT}
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"not done in {TIMEOUT} s") from error
     if done.returncode:
         raise Failed(last_words(done.stderr))
-    return done.stdout
-
-
-def run_line(command: Sequence[str]) -> Line:
-    """The line of JSON that a contender prints last."""
-    output = run_text(command)
     try:
-        return json.loads(output.strip().splitlines()[-1])
+        return json.loads(done.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError) as error:
-        raise Failed(last_words(output)) from error
+        raise Failed(last_words(done.stdout)) from error
 
 
 def last_words(text: str) -> str:

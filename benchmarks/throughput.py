@@ -5,34 +5,27 @@
 
 Contenders are processes of their own, one at a time, alternated (A B C A B C), on one thread.
 Imports, compilation and the first iteration are not counted. Ratios are taken within a round.
-KLRL_FLOOR=path/to/ppo_floor.py adds that floor, to compare ours with.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.peers.common import ENV_IDS, versions
 from benchmarks.results import ROOT, save, throughput
 from benchmarks.rounds import (
-    Failed,
     Line,
     Told,
     complete,
     error_in,
-    last_words,
     median_phases,
     rounds,
     run_line,
-    run_text,
     spread,
 )
 
@@ -66,23 +59,6 @@ class Contender:
         return run_line([sys.executable, "-m", f"benchmarks.peers.{self.module}", *given])
 
 
-@dataclass(frozen=True)
-class GivenFloor(Contender):
-    """A floor script with arguments of its own, which prints ``... 12,345 f/s cpu ...``."""
-
-    def run(self, workload: Workload, iterations: int, more: Sequence[str] = ()) -> Line:
-        frames = workload.n * workload.t * iterations
-        given = {"--env": "gym", "--upd": "tcg", "--id": ENV_IDS[workload.env]}
-        given |= {"--n": str(workload.n), "--t": str(workload.t), "--frames": str(frames)}
-        words = [word for pair in given.items() for word in pair]
-        output = run_text([sys.executable, self.module, *words])
-        found = re.search(r"([\d,.]+) f/s cpu", output)
-        if found is None:
-            raise Failed(last_words(output))
-        speed = float(found[1].replace(",", ""))
-        return {"name": self.name, "frames_per_cpu_second": speed, "compile_seconds": 0.0}
-
-
 KLRL = tuple(
     Contender(f"klrl {name}", "klrl_loop", ("--compile", compile), iterations)
     for name, compile, iterations in (("eager", "false", 8), ("jit", "jit", 40), ("aot", "aot", 40))
@@ -106,8 +82,6 @@ def contenders(workload: Workload, quick: bool) -> list[Contender]:
     found = [*KLRL, SB3, TORCHRL, FLOOR]
     if workload == WORKLOADS[0] and not quick:
         found.insert(-1, SERIAL)
-    if path := os.environ.get("KLRL_FLOOR"):
-        found.append(GivenFloor("given floor", str(Path(path).resolve()), iterations=40))
     return found
 
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from benchmarks.peers.common import versions
-from benchmarks.results import commit, cpu_name, machine, table
-from benchmarks.shipped.draw import BLUE, GREEN, ORANGE, PINK, SKY, panels
-from benchmarks.shipped.page import FOLDER, replace_measured, write_index
+from benchmarks.results import ROOT, commit, cpu_name, machine
 from klrl.api import load_run, run
 from klrl.language.data.batch import response_mask
 from klrl.language.data.tasks import make_task
@@ -24,8 +24,9 @@ from klrl.language.model.causal_lm import head
 from klrl.language.model.plain import packed_states
 from klrl.language.run.load import Policy, language_config, make_policy, trained_policy
 from klrl.language.run.rollout import decoding_of, make_sampler, respond
+from klrl.runs.curves import COLOURS
 
-PAGE, RUNS = FOLDER / "topk", Path("outputs/results/topk")
+PAGE, RUNS = ROOT / "docs" / "results" / "topk", Path("outputs/results/topk")
 WORDS = (
     *("experiment=smollm", "threads=1", "logger=none", "eval.every=0", "eval.final=0", "seed=0"),
     *("controller=fixed", "kl.coef=0.03", "collector.prompts=4"),
@@ -38,7 +39,7 @@ TEACHERS = {
 }
 CONTEXTS, PROMPTS, TOGETHER = 512, 48, 64
 KS = tuple(4**n for n in range(7))
-FORMS = {"truncated": BLUE, "renormalised": ORANGE, "bucket": GREEN, "k1": PINK, "k3": SKY}
+FORMS = ("truncated", "renormalised", "bucket", "k1", "k3")
 SAMPLED = ("k1", "k3")
 #: A tail is at least this: below, a double has no digits of 1 - sum.
 TINY = 1e-15
@@ -147,36 +148,23 @@ def rows() -> Iterator[Row]:
 
 
 def draw(found: Sequence[Row], path: Path) -> None:
-    """Of the reverse KL, with the teacher's tokens."""
-    with panels(path, 2, len(TEACHERS), height=3.2) as axes:
-        for (top, below), teacher in zip(axes.T, TEACHERS, strict=True):
-            for form, colour in FORMS.items():
-                key = (teacher, "reverse", form)
-                line = [r for r in found if (r["teacher"], r["kl"], r["form"]) == key]
-                line = [r for r in line if r["of"] != "student"]
-                k, look = [r["k"] for r in line], {"ms": 4, "color": colour, "label": form}
-                top.plot(k, [float(r["value"]) / float(r["exact"]) for r in line], "o-", **look)
-                below.plot(k, [r["cosine"] for r in line], "o-", **look)
-            title = f"KL(student||teacher) {float(line[0]['exact']):.3f} nats"
-            top.set(title=title, xscale="log", ylim=(-0.6, 2.1), ylabel="value / exact")
-            below.set(xscale="log", ylim=(-0.05, 1.05), xlabel="k", ylabel="cosine of the gradient")
-
-
-def write_page(found: Sequence[Row]) -> None:
-    draw(found, PAGE / "topk.png")
-    parts = ["![Value and gradient of each form against k, for three teachers](topk.png)"]
-    for kl, pair in (("reverse", "KL(student||teacher)"), ("forward", "KL(teacher||student)")):
-        lines = []
-        for r in found:
-            if (r["kl"], r["teacher"]) == (kl, "far") and r["k"] in (1, 16, 256, 4096):
-                told = [f"{float(r['value']) / float(r['exact']):.3f}", f"{r['negative']:.0%}"]
-                cosines = [f"{r['cosine']:.3f}", f"{r['cosine_all']:.3f}"]
-                lines.append([str(r["form"]), str(r["of"]), f"{r['k']:,}", *told, *cosines])
-        exact = dict.fromkeys(f"{float(r['exact']):.4f}" for r in found if r["kl"] == kl)
-        parts.append(f"{pair}: {', '.join(exact)} nats per token. The farthest teacher:")
-        heads = ["form", "tokens", "k", "value / exact", "negative", "cosine", "cosine of all"]
-        parts.append(table(heads, lines))
-    replace_measured(PAGE / "README.md", "\n\n".join(parts), "")
+    """Draw value and gradient against k: of the reverse KL, with the teacher's tokens."""
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for (top, below), teacher in zip(figure.subplots(2, len(TEACHERS)).T, TEACHERS, strict=True):
+        for form, colour in zip(FORMS, COLOURS, strict=False):
+            line = [r for r in found if (r["teacher"], r["form"]) == (teacher, form)]
+            line = [r for r in line if r["kl"] == "reverse" and r["of"] != "student"]
+            k = [r["k"] for r in line]
+            values = [float(r["value"]) / float(r["exact"]) for r in line]
+            top.plot(k, values, "o-", ms=4, color=colour, label=form)
+            below.plot(k, [r["cosine"] for r in line], "o-", ms=4, color=colour)
+        title = f"KL(student||teacher) {float(line[0]['exact']):.3f} nats"
+        top.set(title=title, xscale="log", ylim=(-0.6, 2.1), ylabel="value / exact")
+        below.set(xscale="log", ylim=(-0.05, 1.05), xlabel="k", ylabel="cosine of the gradient")
+    handles = top.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(FORMS), frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -192,14 +180,13 @@ def main() -> None:
             {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()} for r in found
         )
         writer.writerows(rounded)
-    write_page(found)
+    draw(found, PAGE / "topk.png")
     runs = [load_run(RUNS / name) for name in TEACHERS]
     seconds = sum(row.get("time/iteration", 0) for run in runs for row in run.rows)
     about = {"number": 10, "title": "The KL of distillation from k tokens, against the exact one"}
     about |= {"runs": len(runs), "seconds": round(seconds), "versions": versions()}
     about |= {"machine": {"cpu": cpu_name(), "name": machine()}, "commit": commit()}
     (PAGE / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    write_index()
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""``benchmarks/predictors``: its R^2, intervals and verdict on cells whose answer is known."""
+"""``benchmarks/pages/predictors.py``: R^2, intervals and verdict on cells with a known answer."""
 
 import numpy as np
 import pytest
 
-from benchmarks.mujoco.cells import Lines
-from benchmarks.predictors import __main__, analysis, cells, models
-from benchmarks.predictors.analysis import ARMS, PREDICTORS, Points
-from benchmarks.predictors.cells import KLS, TASKS, BaseCell
-from benchmarks.shipped.page import FOLDER
+from benchmarks.pages import predictors as analysis
+from benchmarks.pages.__main__ import FOLDER
+from benchmarks.pages.predictors import ARMS, KLS, PREDICTORS, TASKS, Points
 
 SETTINGS = ("rl 0", "rl 1", "rl 3", "distill reverse", "distill forward", "clone")
 
@@ -78,56 +76,12 @@ def test_the_verdict_where_it_is_known(kl, weights, said) -> None:
     assert analysis.verdict(fewer).endswith("nothing before all bases are in")
 
 
-def test_simulated_predictors_have_the_r_squared_that_is_asked_for() -> None:
-    rng = np.random.default_rng(0)
-    of = [analysis.simulated((0.7, 0.4), rng) for _ in range(300)]
-    once = np.ones((1, 10))
-    means = [np.mean([analysis.r2(p, key, once) for p in of]) for key in analysis.DECIDES]
-    assert means == pytest.approx([0.7, 0.4], abs=0.05)  # of a curve, a little more
-
-
 def test_an_interval_is_the_percentiles_of_the_resamples() -> None:
     assert analysis.interval(np.array([7.0, *range(101)])) == pytest.approx((7.0, 2.5, 97.5))
 
 
-def test_klrl_accepts_the_words_of_every_run() -> None:
-    """The paths of runs that are not there yet are read when a run starts."""
-    from klrl import compose
-
-    for task in TASKS:
-        words = BaseCell(task, "base", 0, ()).words_of()
-        assert len(words) == 10
-        for of in words.values():
-            compose(*of)
-
-
-def test_a_cell_is_known_by_the_words_of_its_runs(monkeypatch) -> None:
-    before = [BaseCell("hopper", "base", seed, ()).prints for seed in (0, 1)]
-    assert before[0] != before[1]
-    monkeypatch.setattr(cells, "VISITS", 51)
-    assert BaseCell("hopper", "base", 0, ()).prints != before[0]
-
-
-def test_the_heavier_models_are_heavier_as_the_page_says(tmp_path, monkeypatch) -> None:
-    """Hopper's torso alone is twice as heavy, half_cheetah's parts all are."""
-    gymnasium = pytest.importorskip("gymnasium")
-    monkeypatch.chdir(tmp_path)
-    models.prepare_models()
-    for name, file, factors in (
-        ("Hopper-v5", models.HEAVY, [2, 1, 1, 1]),
-        ("HalfCheetah-v5", models.HEAVY_CHEETAH, [2] * 7),
-    ):
-        masses = []
-        for words in ({}, {"xml_file": file}):
-            env = gymnasium.make(name, **words)
-            masses.append(env.unwrapped.model.body_mass[1:].copy())
-            env.close()
-        assert masses[1] / masses[0] == pytest.approx(factors)
-
-
 def test_the_index_tells_the_study_as_its_cells_do() -> None:
-    lines = Lines(__main__.PAGE / "cells.jsonl")
-    found = [*filter(None, map(lines.get, __main__.cells_of("pendulum")))]
+    found = analysis.read_cells(FOLDER / "predictors")["pendulum"]
     told = []
     for name in ("rl 0", "rl 1"):
         lost = [line["return"] - line["policies"][name]["old"] for line in found]
@@ -139,10 +93,10 @@ def test_the_index_tells_the_study_as_its_cells_do() -> None:
 
 def test_the_page_tells_paired_differences_and_shares_as_its_cells_do() -> None:
     """Of the loss: each expert arm less ``rl 0``; what the means of settings and bases explain."""
-    page = " ".join((__main__.PAGE / "README.md").read_text("utf-8").split())
-    lines, settings, bases = Lines(__main__.PAGE / "cells.jsonl"), [], []
-    for task in TASKS:
-        p = analysis.points([*filter(None, map(lines.get, __main__.cells_of(task)))])
+    page = " ".join((FOLDER / "predictors" / "README.md").read_text("utf-8").split())
+    settings, bases = [], []
+    for task, lines in analysis.read_cells(FOLDER / "predictors").items():
+        p = analysis.points(lines)
         loss = dict(zip(p.settings, p.y.T, strict=True))
         for arm in ("distill reverse", "distill forward", "clone"):
             paired = loss[arm] - loss["rl 0"]

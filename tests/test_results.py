@@ -1,91 +1,54 @@
-"""The results that ship (``benchmarks/shipped``): their sweeps, arithmetic, published numbers."""
+"""The results that ship: each table is that of its cells, and klrl takes the pages' commands."""
 
-import itertools
+import json
+import math
 import re
-from math import log
+import shlex
 
 import numpy as np
 import pytest
 
-from benchmarks.shipped import compare
-from benchmarks.shipped.__main__ import RESULTS
-from benchmarks.shipped.best_of_n import best_of, best_of_n_kl, chances, tilted
-from benchmarks.shipped.sweeps import Sweep
-from benchmarks.shipped.tables import Measure, Row, cell, worst
-from klrl.config.overrides import expand, job_name, quote_paths, split_overrides, swept_keys
-from klrl.report.runs import read_run
-from tests.report.toys import rows_of, write_run
+from benchmarks.pages import mujoco
+from benchmarks.pages.__main__ import FOLDER, PAGES, page_of
+from benchmarks.pages.mujoco import ACTION, CLIP, HELD, KLPEN, SEARCHED, TASKS, TRPO, Known, values
+from benchmarks.pages.tables import Measure, Row, cell, worst
+from klrl.config.overrides import expand, split_overrides
+from klrl.report.statistics import Array, log_ratios
 
 pytestmark = pytest.mark.integration
 
-SWEEPS = [sweep for result in RESULTS.values() for sweep in result.sweeps]
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_table_is_that_of_the_committed_cells(name) -> None:
+    path, text = page_of(name)
+    assert path.read_text("utf-8") == text, "make results writes it"
 
 
-def jobs_of(sweep: Sweep) -> list[tuple[str, list[str]]]:
-    """(name of the folder, words) of each job, as ``python -m klrl -m`` makes them."""
-    for other in SWEEPS:  # as after the sweeps before it: paths to their jobs are told by that
-        (other.folder / "seed=0").mkdir(parents=True, exist_ok=True)
-    (module, name), words = sweep.command(1)[:2], split_overrides(quote_paths(sweep.command(1)[3:]))
-    assert (module, name, words.name) == ("-m", "klrl", sweep.name)
-    swept = swept_keys(words.job)
-    return [(job_name(job, swept), job) for job in expand(words.job)]
+def test_a_table_without_cells_is_refused(tmp_path, monkeypatch) -> None:
+    (tmp_path / "README.md").write_text("<!-- table: other -->\n\nx\n\n<!-- end of table -->\n")
+    monkeypatch.setitem(PAGES, "", lambda folder: {"results": "y"})
+    with pytest.raises(SystemExit, match="other"):
+        page_of("", tmp_path)
+    monkeypatch.setitem(PAGES, "", lambda folder: {"other": "y"})
+    assert "\n\ny\n\n" in page_of("", tmp_path)[1]
 
 
-@pytest.mark.parametrize("n", range(1, 7))
-def test_best_of_n_is_the_mean_over_every_choice_of_n(n) -> None:
-    proxy = np.array([0.5, 0.9, 0.1, 0.9, 0.5, 0.9])
-    gold = np.array([1.0, 0.0, 0.0, 1.0, 0.0, 0.0])
-    found = []
-    for drawn in itertools.combinations(range(6), n):
-        best = max(proxy[i] for i in drawn)
-        tied = [i for i in drawn if proxy[i] == best]
-        found.append((best, np.mean([gold[i] for i in tied])))  # ties by lot
-    expected = np.mean(found, axis=0)
-    assert best_of(proxy[None], gold[None], n) == pytest.approx(tuple(expected))
-    assert chances(proxy, n).sum() == pytest.approx(1)
+COMMANDS = [
+    line
+    for page in sorted(FOLDER.glob("*/README.md"))
+    for line in re.findall(r"^    python -m klrl -m (.*)$", page.read_text("utf-8"), re.MULTILINE)
+]
 
 
-@pytest.mark.parametrize("n", range(1, 5))
-def test_the_kl_of_best_of_n_is_that_of_every_draw(n) -> None:
-    """Responses of probability .5, .3 and .2, the last two with one proxy; ties by lot."""
-    base, proxy = np.array([0.5, 0.3, 0.2]), np.array([0.0, 1.0, 1.0])
-    chosen = np.zeros(3)
-    for drawn in itertools.product(range(3), repeat=n):
-        best = [i for i in drawn if proxy[i] == max(proxy[list(drawn)])]
-        for i in best:
-            chosen[i] += np.prod(base[list(drawn)]) / len(best)
-    assert chosen.sum() == pytest.approx(1)
-    kept = chosen > 0
-    expected = (chosen[kept] * np.log(chosen[kept] / base[kept])).sum()
-    samples = np.repeat(proxy, [5, 3, 2])
-    other = np.arange(10.0)  # a prompt without ties
-    p = ((np.arange(10) + 1) / 10) ** n - (np.arange(10) / 10) ** n
-    prompts = [expected, (p * np.log(10 * p)).sum()]
-    assert best_of_n_kl(samples[None], n) == pytest.approx(expected)
-    assert best_of_n_kl(np.stack([samples, other]), n) == pytest.approx(np.mean(prompts))
-    assert expected <= log(n) - (n - 1) / n
+@pytest.mark.parametrize("command", COMMANDS)
+def test_klrl_accepts_the_words_of_every_sweep(command) -> None:
+    from klrl.config.checks import to_config
+    from klrl.config.compose import Composer, keys
+    from klrl.config.rules.unread import check_all_read
 
-
-@pytest.mark.parametrize("n", [1, 2, 7, 64])
-def test_the_kl_of_best_of_n_without_ties_is_the_known_bound(n) -> None:
-    """log n - (n - 1) / n (Beirami et al. 2024), which many samples without ties come near."""
-    found = best_of_n_kl(np.arange(100_000.0)[None], n)
-    assert found == pytest.approx(log(n) - (n - 1) / n, abs=1e-3)
-
-
-@pytest.mark.parametrize("c", [0.05, 0.3, 2.0])
-def test_the_optimum_is_the_base_tilted_by_the_score(c) -> None:
-    """Responses of probability .5, .3 and .2; their mean over two equal prompts is theirs."""
-    base = np.array([0.5, 0.3, 0.2])
-    proxy, gold = np.array([0.0, 1.0, 0.4]), np.array([0.2, 0.0, 1.0])
-    pi = base * np.exp(proxy / c) / (base * np.exp(proxy / c)).sum()
-    samples, meant = (np.repeat(x, [5, 3, 2])[None].repeat(2, 0) for x in (proxy, gold))
-    found = tilted(samples, meant, c)
-    assert found.proxy == pytest.approx(pi @ proxy)
-    assert found.gold == pytest.approx(pi @ gold)
-    assert found.kl == pytest.approx(pi @ np.log(pi / base))
-    # max over pi of E[proxy] - c KL(pi || base) is c log E_base[exp(proxy / c)].
-    assert found.proxy - c * found.kl == pytest.approx(c * log(base @ np.exp(proxy / c)))
+    jobs, composer = expand(split_overrides(shlex.split(command)).job), Composer()
+    for words in (jobs[0], jobs[-1]):
+        check_all_read(to_config(composer.explained(words)), keys(words))
 
 
 #: Of a mean of .5 and s = .2 * sqrt(2.5): 2.7764 standard errors for five seeds.
@@ -117,39 +80,109 @@ def test_the_worst_seed_is_the_least_the_most_or_the_farthest_from_1() -> None:
     assert [worst(values, kind) for kind in ("low", "high", "far")] == [0.2, 1.5, 0.2]
 
 
-@pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
-def test_klrl_accepts_the_words_of_every_sweep(sweep) -> None:
-    from klrl.config.checks import to_config
-    from klrl.config.compose import Composer, keys
-    from klrl.config.rules.unread import check_all_read
-
-    jobs, composer = jobs_of(sweep), Composer()
-    assert len({name for name, _ in jobs}) == len(jobs)
-    for _, words in (jobs[0], jobs[-1]):
-        words = [f"++{word}" if word.startswith("env.kwargs.") else word for word in words]
-        check_all_read(to_config(composer.explained(words)), keys(words))
+# ----------------------------------------------------------------------------------------- MuJoCo
 
 
-def test_how_near_a_controller_holds_by_hand(tmp_path) -> None:
-    """KL / target of the last half is .8 or 1.2 in eight iterations, 1.3 and .7 in two."""
-    ratios = [9.0] * 10 + [0.8, 1.2] * 4 + [1.3, 0.7]
-    rows = [{**row, "kl/ref/exact": 0.3 * r} for row, r in zip(rows_of(), ratios, strict=True)]
-    run = read_run(write_run(tmp_path / "run", rows=rows))
-    told = [compare.MEASURED[key](run, 0.3, pytest.fail) for key in ("ratio", "near")]
-    assert told == pytest.approx([1.0, 0.8])
+def cells_of(**returns: dict[str, list[float]]) -> Known:
+    return {
+        setting: {task: [{"return": x} for x in of] for task, of in by_task.items()}
+        for setting, by_task in returns.items()
+    }
 
 
-def test_the_mean_kl_old_leaves_the_first_ten_iterations_out(tmp_path) -> None:
-    rows = [{**row, "kl/old/exact": 9.0 if i < 10 else i / 100} for i, row in enumerate(rows_of())]
-    run = read_run(write_run(tmp_path / "run", rows=rows))
-    # of .10, .11, ... .19
-    assert compare.MEASURED["kl"](run, 0.02, pytest.fail) == pytest.approx(0.145)
+@pytest.mark.parametrize(
+    ("held", "excluded"), [((98, 99, 100, 101, 102), "yes"), ((93, 94, 95, 96, 97), "no")]
+)
+def test_a_loss_of_five_percent_is_excluded_by_welchs_interval(held, excluded) -> None:
+    cells = cells_of(klpen_held={"hopper": held}, clip={"hopper": (98, 99, 100, 101, 102)})
+    line = mujoco.difference(cells, HELD, CLIP, "hopper")
+    # Variances of 2.5, five each: a standard error of 1, eight degrees of freedom.
+    gap = np.mean(held) - 100
+    assert line[2] == f"{gap:+,.0f} [{gap - 2.306:+,.0f}, {gap + 2.306:+,.0f}]"
+    assert line[-1] == excluded
 
 
-@pytest.mark.parametrize("sweep", RESULTS[8].sweeps, ids=lambda sweep: sweep.name)
-def test_the_losses_are_compared_at_the_presets_init_std(sweep) -> None:
-    from klrl import compose
+def test_the_mean_over_tasks_has_the_same_verdict_from_both_sides() -> None:
+    scaled = {"hopper": 1.0, "ant": 30.0}  # the unit of a task's reward does not matter
+    cells = cells_of(
+        klpen_held={task: [unit * x for x in range(98, 103)] for task, unit in scaled.items()},
+        clip={task: [unit * x for x in range(95, 100)] for task, unit in scaled.items()},
+    )
+    # log(100 / 97); variances of 2.5 / 5, over the squared means, of two tasks: 16 degrees of
+    # freedom, whose quantile is 2.120.
+    gap = np.log(100 / 97)
+    reach = 2.120 * np.sqrt(0.5 * (1 / 100**2 + 1 / 97**2) / 2)
+    for first, second, sign in ((HELD, CLIP, 1), (CLIP, HELD, -1)):
+        line = mujoco.over_tasks(cells, first, second)
+        low, high = (100 * np.expm1(sign * gap + each) for each in (-reach, reach))
+        assert line[3] == f"{100 * np.expm1(sign * gap):+.0f} [{low:+.0f}, {high:+.0f}]"
+        assert line[-1] == "yes"  # -5 is excluded from both sides
 
-    given = dict(word.split("=", 1) for word in sweep.words)
-    preset = compose(f"env={given['env']}", "loss=clip", "kl=none").actor.init_std
-    assert float(given["actor.init_std"]) == preset
+
+def test_a_score_is_the_geometric_mean_over_tasks_of_means_over_seeds() -> None:
+    assert mujoco.score([[3.0, 6.0], [9.0, 18.0]]) == pytest.approx(6 * 2**0.5)
+    assert mujoco.score([[3.0, -6.0]]) == 0
+
+
+def takes_over(challenger: list[Array], default: list[Array]) -> bool:
+    """The protocol's rule: a loss of 5 % over tasks is excluded, and no task loses 20 %."""
+    alone = [([a], [b]) for a, b in zip(challenger, default, strict=True)]
+    over, *by_task = log_ratios([(challenger, default), *alone])
+    return over.low > math.log(0.95) and all(each.high > math.log(0.8) for each in by_task)
+
+
+def test_the_pages_verdict_is_that_of_the_cells() -> None:
+    cells = mujoco.read_cells(FOLDER / "mujoco")
+    of = {s: [values(cells, s, task) for task in TASKS] for s in (HELD, KLPEN, *SEARCHED)}
+    ahead = [each for each in (HELD, *SEARCHED) if takes_over(of[each], of[KLPEN])]
+    best = max(ahead, key=lambda each: log_ratios([(of[each], of[KLPEN])])[0].value)
+    assert best == TRPO
+    assert takes_over(of[ACTION], of[HELD])
+    page = (FOLDER / "mujoco" / "README.md").read_text("utf-8")
+    assert "**Default: trpo takes klpen's place in the presets of these 5 tasks. " in page
+    assert "shipped values change to those per action.**" in page
+
+
+def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
+    found = mujoco.read_cells(FOLDER / "mujoco")
+    told = " ".join((FOLDER / "README.md").read_text("utf-8").split())
+
+    def runs(setting: str, key: str) -> list[float]:
+        return [line[key] for task in TASKS for line in found[setting][task]]
+
+    bands = min(runs(TRPO, "band")), min(runs(HELD, "band") + runs(ACTION, "band"))
+    assert (
+        "in {:.0%} of the iterations of every run, `klpen_held` in {:.0%} or more".format(*bands)
+        in told
+    )
+    minutes = [each / 60 for setting in (HELD, *SEARCHED) for each in runs(setting, "cpu")]
+    assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
+
+    def ratio(setting: str, key: str) -> str:
+        of = [[values(found, each, task, key) for task in TASKS] for each in (setting, KLPEN)]
+        over = log_ratios([(of[0], of[1])])[0]
+        return "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, (over.value, over.low, over.high)))
+
+    names = {
+        TRPO: "`trpo`",
+        ACTION: "`klpen_held` per action",
+        HELD: "`klpen_held`",
+        CLIP: "`clip`",
+    }
+    told_as = {"return": "Return", "training": "Return in training (sampled actions, the picture)"}
+    for key, what in told_as.items():
+        times = ", ".join(f"{name} {ratio(setting, key)}" for setting, name in names.items())
+        assert f"{what}, relative to `klpen`: {times}." in told
+
+    def of_zoo(key: str, task: str = "") -> list[float]:
+        text = (FOLDER / "mujoco" / "second.jsonl").read_text("utf-8")
+        lines = map(json.loads, text.splitlines())
+        return sorted(each[key] for each in lines if f"{task} sb3_zoo" in each["name"])
+
+    least, _, most = of_zoo("return", "half_cheetah")
+    assert f"HalfCheetah returns {least:,.0f} to {most:,.0f}." in told
+    assert "Hopper returns {:.0f}, {:.0f} and {:.0f} (".format(*of_zoo("return", "hopper")) in told
+    training = of_zoo("training", "hopper")
+    assert f"({training[0]:.0f} to {training[-1]:.0f} in training)" in told
+    cpu = of_zoo("cpu")
+    assert f"PPO ({cpu[0] / 60:.0f} to {cpu[-1] / 60:.0f} minutes of CPU a run)" in told

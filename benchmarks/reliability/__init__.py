@@ -1,4 +1,4 @@
-"""Does klrl keep its promises when disks, files and words are bad, and processes are killed?
+"""Does klrl keep its promises when words and files are bad, and processes are killed?
 
-``make faults fuzz soak kills``.
+``make fuzz soak kills``.
 """

@@ -1,10 +1,9 @@
-"""Commands of klrl in forks and in processes of their own, and what none of them may do."""
+"""Commands of klrl in forks, and what none of them may do."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,8 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
-
-from benchmarks.results import environment
 
 #: Seconds for one command, on a machine that does other things too.
 LIMIT = 60.0
@@ -84,22 +81,6 @@ def fork(function: Callable[[], Any], folder: Path, output: str) -> int:
         written = os.open(output, os.O_WRONLY)
         _child(function, folder, written, written)
     return pid
-
-
-def as_process(argv: Sequence[str], folder: Path, limit: float = LIMIT) -> Ended:
-    """Run a command line in a process of its own; arguments as :func:`in_fork`."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        begun = time.monotonic()
-        process = subprocess.Popen(
-            argv, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment()
-        )
-        hung = False
-        try:
-            code = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code, hung = process.wait(), True
-        return Ended(code, _read(out), _read(err), time.monotonic() - begun, hung)
 
 
 def _child(function: Callable[[], Any], folder: Path, out: int, err: int) -> NoReturn:

@@ -2,7 +2,7 @@
 
     make kills
     python -m benchmarks.reliability.kills                      # 50 kills over the small jobs
-    python -m benchmarks.reliability.kills --kills 15 --only pendulum clip held
+    python -m benchmarks.reliability.kills --kills 15 --only main clip held
     python -m benchmarks.reliability.kills --slow               # with a compiled job
 
 Each job runs once undisturbed. Then it is started anew and gets SIGKILL at a random moment after
@@ -28,8 +28,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.reliability.ended import Ended
-from benchmarks.reliability.small_run import begin, import_all, klrl
-from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job, control
+from benchmarks.reliability.small_run import begin, import_all, klrl, text_files
+from benchmarks.small_jobs import JOBS, MODEL, SLOW_JOBS, Job, control
 from klrl.language.data.sort_digits import BASE_MODEL
 
 #: Beside those of :mod:`benchmarks.same_rows`.
@@ -57,13 +57,6 @@ def _longer(job: Job) -> Job:
     frames = re.sub(r"\bframes=(\d+)", lambda match: f"frames={LONGER * int(match[1])}", job.words)
     words = frames.replace("checkpoint.every=2", "checkpoint.every=1 eval.final=2")
     return Job(job.name, words, job.after)
-
-
-def whole(job: Job, work: Path) -> float:
-    """Run a job undisturbed; its seconds."""
-    ended = klrl(job.command, work, limit=_LIMIT)
-    _require(ended, job, "the undisturbed run")
-    return ended.seconds
 
 
 def killed(words: Sequence[str], work: Path, run: Path, rows: int, share: float) -> bool:
@@ -127,14 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder).resolve()
         os.environ["XDG_CACHE_HOME"] = str(work / "cache")
-        for name, text in FILES.items():
-            (work / name).write_text(text)
+        text_files(work)
         (work / MODEL).symlink_to(BASE_MODEL)
         for job in jobs:
             if job in wanted or job.name in needed:
-                seconds = whole(job, work)
+                ended = klrl(job.command, work, limit=_LIMIT)
+                _require(ended, job, "the undisturbed run")
                 tier = json.loads((work / job.folder / "manifest.json").read_text()).get("resume")
-                print(f"{job.name}: {seconds:.1f} s undisturbed, resume: {tier}", flush=True)
+                print(f"{job.name}: {ended.seconds:.1f} s undisturbed, resume: {tier}", flush=True)
         begun, number = time.monotonic(), 0
         while sum(counted.values()) < args.kills:
             job = wanted[number % len(wanted)]

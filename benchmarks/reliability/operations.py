@@ -15,8 +15,6 @@ _CALLS = (
     *("fsync", "fdatasync", "truncate", "ftruncate", "write"),
 )
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-#: They take space, so that a full disk refuses them.
-TAKES_SPACE = frozenset({"mkdir", "link", "symlink", "open", "write", "half a write", "fsync"})
 
 Action = Callable[[str], None]
 SetAttribute = Callable[[Any, str, Any], None]
@@ -26,18 +24,11 @@ class Operations:
     """Does something at one of this process's file operations, before it is carried out.
 
     A write to an opened file counts twice: before it, and when half of it is in the file. ``at`` is
-    from 0, -1 for none; a disk that ``stays`` full refuses every later operation that takes space.
+    from 0, -1 for none.
     """
 
-    def __init__(
-        self,
-        at: int,
-        action: Action,
-        counts: Callable[[Path], bool] = lambda path: True,
-        *,
-        stays: bool = False,
-    ) -> None:
-        self._at, self._action, self._counts, self._stays = at, action, counts, stays
+    def __init__(self, at: int, action: Action) -> None:
+        self._at, self._action = at, action
         self.log: list[tuple[str, Path]] = []
 
     @property
@@ -47,12 +38,8 @@ class Operations:
 
     def count(self, name: str, path: Path) -> None:
         """Count an operation that is about to be carried out."""
-        if not self._counts(path):
-            return
-        number = self.done
         self.log.append((name, path))
-        after = self._stays and 0 <= self._at < number and name in TAKES_SPACE
-        if number == self._at or after:
+        if self.done - 1 == self._at:
             self._action(name)
 
     def install(self, set_attribute: SetAttribute = setattr) -> None:
@@ -84,8 +71,6 @@ class Operations:
             if not set(mode) & set("wxa+"):
                 return function(file, mode, *args, **options)
             path = _path(file, None)
-            if not self._counts(path):
-                return function(file, mode, *args, **options)
             self.count("open", path)
             return _CountedFile(function(file, mode, *args, **options), path, self)
 

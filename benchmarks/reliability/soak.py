@@ -24,10 +24,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.reliability.small_run import make_model
-from benchmarks.reliability.words import TEXT
+from benchmarks.reliability.small_run import TEXT, make_model, text_files
 from benchmarks.results import environment
-from benchmarks.small_jobs import CONTROL, FILES, LANGUAGE
+from benchmarks.small_jobs import CONTROL, LANGUAGE
 
 #: Quantity -> most that its median may grow from the first fifth to the last.
 #: MB of memory: an allocator keeps some of what is freed, but not more of it each time.
@@ -71,7 +70,6 @@ class Trend:
     name: str  # of the quantity
     first: float  # median of the first fifth after the warm-up
     last: float  # median of the last fifth
-    slope: float  # of the least squares line after the warm-up, per 1,000 samples
     most: float  # growth that is allowed
 
     @property
@@ -87,14 +85,7 @@ def trend(name: str, values: Sequence[float]) -> Trend:
     first, last = median(kept[:fifth]), median(kept[-fifth:])
     allowed = GROWTH.get(name, 0.02 * first)
     most = max(allowed, SHARE * first) if name == "memory MB" else allowed
-    return Trend(name, first, last, 1000 * slope(kept), most)
-
-
-def slope(values: Sequence[float]) -> float:
-    """Of the least squares line, per sample."""
-    middle, mean = (len(values) - 1) / 2, sum(values) / len(values)
-    spread = sum((i - middle) ** 2 for i in range(len(values)))
-    return sum((i - middle) * (v - mean) for i, v in enumerate(values)) / (spread or 1)
+    return Trend(name, first, last, most)
 
 
 # --------------------------------------------------------------------------------- the two soaks
@@ -130,8 +121,7 @@ def many_runs(count: int) -> list[Sample]:
     """Short runs one after the other in this process; a sample after each."""
     import klrl
 
-    for name, text in FILES.items():
-        Path(name).write_text(text)
+    text_files(Path())
     make_model(Path("model"))
     language = f"{TEXT} kl.placement=split kl.estimator=exact {LANGUAGE}"
     control = [f"{words} {CONTROL}" for words in _SHORT]
@@ -174,18 +164,14 @@ def show(name: str, size: int, trends: Iterable[Trend]) -> bool:
     """Print the trends; whether all are flat."""
     from klrl.base.text import text_table
 
-    head = ("", "first", "last", "per 1,000", "may grow by", "")
+    head = ("", "first", "last", "may grow by", "")
     rows = [
-        (t.name, f"{t.first:.2f}", f"{t.last:.2f}", f"{t.slope:+.3f}", f"{t.most:.2f}", _word(t))
+        (t.name, f"{t.first:.2f}", f"{t.last:.2f}", f"{t.most:.2f}", "flat" if t.flat else "GROWS")
         for t in trends
     ]
     print(f"{name}, {size:,}:")
-    print(text_table([head, *rows], right=(1, 2, 3, 4)), flush=True)
+    print(text_table([head, *rows], right=(1, 2, 3)), flush=True)
     return all(t.flat for t in trends)
-
-
-def _word(trend: Trend) -> str:
-    return "flat" if trend.flat else "GROWS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from benchmarks.mujoco.published import NAMES
+from benchmarks.pages.mujoco import NAMES
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.catalogue import described
 from klrl.config.nodes import notes_of

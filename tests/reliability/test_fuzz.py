@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reliability import words
 from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.fuzz import verdict
+from benchmarks.reliability.inputs import Input
 
 ROOT = Path(__file__).parents[2]
 START, COUNT = 1053, 6
@@ -24,11 +24,11 @@ def test_inputs_of_every_kind_are_answered() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout.endswith(f"{COUNT} inputs, 0 violations\n")
     kinds = {line.split()[1] for line in ran.stdout.splitlines()}
-    assert kinds >= {"words,", "prompts,", "yaml,", "run"}
+    assert kinds >= {"words,", "yaml,", "run"}
 
 
 def test_verdicts() -> None:
-    bad = words.Input("words", ("kl.coef=x",), False, ("kl.coef",))
+    bad = Input("words", ("kl.coef=x",), False, ("kl.coef",))
     right = Ended(2, "", "klrl: kl.coef=x: give a number\n", 1.0)
     assert verdict(bad, right, []) == []
     assert verdict(bad, right, ["outputs/a"]) == ["refused, and leaves outputs/a"]

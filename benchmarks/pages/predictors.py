@@ -1,4 +1,4 @@
-"""R^2 of each predictor of what is forgotten, with intervals over bases; power by simulation.
+"""R^2 of each predictor of what is forgotten, with intervals over bases: result 4.
 
 Loss y of a policy: the base's return on the old task - its own. It is regressed on 1, z and z^2 by
 least squares. z is the root of a KL: a difference of returns is bounded by the total variation
@@ -8,15 +8,21 @@ they are. RL's Razor (Shenfeld et al. 2025, arXiv:2509.04259) fits a curve of se
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.predictors.cells import KLS, TASKS
+from benchmarks.pages.tables import escaped
+from benchmarks.results import table
+from klrl.report.statistics import ENOUGH as ENOUGH_SEEDS
+from klrl.report.statistics import Array
 
-Array = NDArray[np.float64]
+TASKS = ("pendulum", "hopper", "half_cheetah")
+#: KLs to the base in states of the new task, which the policy visits, and of the old task.
+KLS = ("new_forward", "new_reverse", "old_forward", "old_reverse")
 PREDICTORS = {
     "new_forward": "KL(base||policy), new task",
     "new_reverse": "KL(policy||base), new task",
@@ -25,12 +31,16 @@ PREDICTORS = {
     "weights": "distance of the weights",
     "new": "return on the new task",
 }
+HEADS = escaped(PREDICTORS.values())
 ARMS = ("rl", "clone", "distill reverse", "distill forward")
 #: The comparison that decides: R^2 of the first, across arms, - that of the second.
 DECIDES = ("new_forward", "weights")
 #: An R^2 across arms whose interval ends below this is no prediction.
 ENOUGH = 0.5
 BASES, RESAMPLES, LEVEL = 10, 2000, 0.95
+#: With fewer points a curve of three coefficients fits by itself.
+FEW = 8
+Line = Mapping[str, Any]
 
 
 class Points(NamedTuple):
@@ -41,14 +51,21 @@ class Points(NamedTuple):
     y: Array
 
     def arm(self, name: str) -> Points:
-        """Those of one arm."""
+        """Take those of one arm."""
         kept = [i for i, setting in enumerate(self.settings) if setting.startswith(name)]
         of_arm = {key: value[:, kept] for key, value in self.z.items()}
         return Points(tuple(self.settings[i] for i in kept), of_arm, self.y[:, kept])
 
 
-def points(lines: Sequence[Mapping[str, Any]]) -> Points:
-    """From a task's cells."""
+def read_cells(folder: Path) -> dict[str, list[Line]]:
+    """Read a task's finished bases, by seed."""
+    lines = list(map(json.loads, (folder / "cells.jsonl").read_text("utf-8").splitlines()))
+    lines.sort(key=lambda line: int(line["name"].split()[-1]))
+    return {task: [x for x in lines if x["name"].split()[0] == task] for task in TASKS}
+
+
+def points(lines: Sequence[Line]) -> Points:
+    """Take losses and predictors from a task's cells."""
     settings = tuple(name for name in lines[0]["policies"] if name not in ("base", "expert"))
 
     def values(key: str) -> Array:
@@ -80,36 +97,26 @@ def r2(p: Points, key: str, counts: Array, per_arm: bool = False) -> Array:
     return (np.einsum("ri,ri->r", slope, moment) - first**2 / n) / total
 
 
-def counts_of(
-    tasks: Mapping[str, Points], resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Array]:
+def counts_of(tasks: Mapping[str, Points]) -> dict[str, Array]:
     """Of each task: its bases once each, then drawn with replacement, for all predictors alike."""
-    rng, found = np.random.default_rng(seed), {}
+    rng, found = np.random.default_rng(0), {}
     for task, p in tasks.items():
         n = len(p.y)
-        drawn = rng.multinomial(n, np.full(n, 1 / n), size=resamples)
+        drawn = rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES)
         found[task] = np.concatenate([np.ones((1, n)), drawn])
     return found
 
 
 def interval(values: Array) -> tuple[float, float, float]:
-    """The first value, and the percentile interval of the others."""
+    """Return the first value, and the percentile interval of the others."""
     low, high = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(values[0]), float(low), float(high)
 
 
-def across(
-    tasks: Mapping[str, Points], resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[Array, Array]:
-    """Mean over the tasks of the R^2 across arms of both of :data:`DECIDES`, in every resample."""
-    counts = counts_of(tasks, resamples, seed)
-    one, two = (np.mean([r2(p, key, counts[t]) for t, p in tasks.items()], 0) for key in DECIDES)
-    return one, two
-
-
 def verdict(tasks: Mapping[str, Points]) -> str:
-    """What the comparison says, by the rule that was fixed before the runs."""
-    one, two = across(tasks)
+    """Say what the comparison says, by the rule that was fixed before the runs."""
+    counts = counts_of(tasks)
+    one, two = (np.mean([r2(p, key, counts[t]) for t, p in tasks.items()], 0) for key in DECIDES)
     value, low, high = interval(one - two)
     if len(tasks) < len(TASKS) or any(len(p.y) < BASES for p in tasks.values()):
         said = "nothing before all bases are in"
@@ -120,35 +127,40 @@ def verdict(tasks: Mapping[str, Points]) -> str:
     return f"R^2 {one[0]:.2f} - {two[0]:.2f} = {value:.2f} [{low:.2f}, {high:.2f}]: {said}"
 
 
-def simulated(shares: tuple[float, float], rng: np.random.Generator) -> Points:
-    """Losses, and the two predictors, whose R^2 is ``shares`` but for chance.
-
-    Two thirds of the losses' variance is between settings, of the rest half between bases. What a
-    predictor has beside the loss is by half its base's, so that its eight settings err together.
-    """
-
-    def spread(between: float, of_base: float, own: float) -> Array:
-        level, base = rng.normal(size=(1, 8)), rng.normal(size=(BASES, 1))
-        return between * level + of_base * base + own * rng.normal(size=(BASES, 8))
-
-    y, errors = spread(1.0, 0.5, 0.5), [spread(0.0, 0.5**0.5, 0.5**0.5) for _ in DECIDES]
-    pairs = zip(DECIDES, shares, errors, strict=True)
-    return Points(("rl",) * 8, {k: y + y.std() * e * (1 / r - 1) ** 0.5 for k, r, e in pairs}, y)
+def tables(folder: Path) -> dict[str, str]:
+    """Make the tables of the page."""
+    cells = read_cells(folder)
+    found = {task: points(lines) for task, lines in cells.items()}
+    decides = f"The comparison that decides: {verdict(found)}."
+    return {"verdict": decides, "r_squared": r_squared(found), "policies": policies(cells)}
 
 
-def power(shares: tuple[float, float], tasks: int, studies: int = 400) -> tuple[float, float]:
-    """Share of studies whose interval lies above 0, and below it."""
-    rng, ends = np.random.default_rng(1), []
-    for _ in range(studies):
-        study = {str(t): simulated(shares, rng) for t in range(tasks)}
-        one, two = across(study, 400, int(rng.integers(2**31)))
-        ends.append(interval(one - two)[1:])
-    low, high = np.array(ends).T
-    return float((low > 0).mean()), float((high < 0).mean())
+def r_squared(tasks: Mapping[str, Points]) -> str:
+    """R^2 across and within arms, and what a constant for each arm adds to it, with intervals."""
+    rows, counts = [], counts_of(tasks)
+    for task, p in tasks.items():
+        of = {"all arms": p, "+ a constant per arm": p, **{arm: p.arm(arm) for arm in ARMS}}
+        for arm, some in of.items():
+            values = [r2(some, k, counts[task], per_arm=arm.startswith("+")) for k in PREDICTORS]
+            told = [_told(each, len(p.y)) if some.y.size >= FEW else "" for each in values]
+            rows.append([task, arm, *told])
+    return table(["R^2 of the loss", "arm", *HEADS], rows)
 
 
-if __name__ == "__main__":  # the page's table
-    for tasks in (1, 2, 3):
-        for other in (0.7, 0.6, 0.5, 0.4):
-            above, below = power((0.7, other), tasks)
-            print(f"| {tasks} | .70 | {other:.2f} | {above:.0%} | {below:.0%} |")
+def _told(values: Array, bases: int) -> str:
+    value, low, high = interval(values)
+    return f"{value:.2f}" + (f" [{low:.2f}, {high:.2f}]" if bases >= ENOUGH_SEEDS else "")
+
+
+def policies(found: Mapping[str, Sequence[Line]]) -> str:
+    """Means over the bases of what each policy reached, and of how far it went."""
+    forms = {"new": ",.0f", "old": ",.0f", **dict.fromkeys(KLS, ".3f"), "weights": ".2f"}
+    forms |= {"cpu": ".0f"}
+    rows = []
+    for task, cells in found.items():
+        for name in cells[0]["policies"]:
+            of = [[line["policies"][name].get(key, np.nan) for line in cells] for key in forms]
+            means = [f"{np.mean(v):{f}}" for v, f in zip(of, forms.values(), strict=True)]
+            rows.append([task, name, *(each.replace("nan", "") for each in means)])
+    heads = ["return, new", "return, old", *HEADS[:5], "CPU-seconds"]
+    return table(["mean over bases", "policy", *heads], rows)

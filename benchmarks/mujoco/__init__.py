@@ -1,1 +1,0 @@
-"""MuJoCo at a million frames: the search for one setting, and the runs of its page."""

@@ -1,1 +1,0 @@
-"""Does KL predict forgetting, and which KL? The runs, and an analysis fixed before them."""
