@@ -178,7 +178,7 @@ def agreement_in_mixed(mode: str) -> str:
 
 def acting_disagreement() -> float:
     """Largest difference of an action between a captured forward and the CPU's numpy."""
-    from klrl.control.acting import NumpyActing, TorchActing
+    from klrl.control.policy.acting import NumpyActing, TorchActing
 
     cpu, gpu = (experiment(device, *SMALL) for device in ("cpu", "cuda"))
     gpu.parts.agent.modules.load_state_dict(cpu.parts.agent.modules.state_dict())

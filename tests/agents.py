@@ -6,7 +6,7 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.actor import Agent, make_agent
+from klrl.control.policy.actor import Agent, make_agent
 from klrl.kl import freeze
 from klrl.train.loop import Training
 

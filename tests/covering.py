@@ -17,7 +17,7 @@ ENVS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("mlp", "categorical"),
     ),
     "keys_image": (f"env.id={TOYS}/Keyed-v0", ("impala",)),
-    "image": ("env.id=klrl.control.catch:klrl/Catch-v0", ("nature", "impala")),
+    "image": ("env.id=klrl.control.env.catch:klrl/Catch-v0", ("nature", "impala")),
     "mask": (f"env.id={TOYS}/Masked-v0", ("mlp", "categorical")),
     "info_mask": (
         f"env.id={TOYS}/Masked-v0 env.kwargs.where=info env.action_mask=info",

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from klrl.config import CONTROL, LANGUAGE, JobConfig
-from klrl.control.actor import Agent
-from klrl.control.distributions import Categorical, Params
-from klrl.control.networks import PolicyNet, ValueNet
-from klrl.control.step import BETA1, Columns
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import Categorical, Params
+from klrl.control.policy.networks import PolicyNet, ValueNet
+from klrl.control.run.step import BETA1, Columns
 from klrl.language.data import batch as layout
 from klrl.language.model.causal_lm import ValueHead
 from klrl.language.run.load import Policy
@@ -112,7 +112,7 @@ class WideColumns(Columns):
 @contextmanager
 def in_float64() -> Iterator[None]:
     """Where a run converts to float32 (a minibatch, metrics), the numbers stay float64."""
-    columns = patch("klrl.control.update.Columns", WideColumns)
+    columns = patch("klrl.control.run.update.Columns", WideColumns)
     with patch.object(Tensor, "float", Tensor.double), columns:
         yield
 
@@ -239,7 +239,7 @@ def control_run(config: JobConfig) -> OneStep:
         "make_agent": lambda *_, **__: agent,
         "preflight_checks": lambda *_, **__: [],
     }
-    with patch.multiple("klrl.control.parts", **instead):
+    with patch.multiple("klrl.control.run.parts", **instead):
         training = Training(config)
     steps = training.parts.learner.steps
 

@@ -97,7 +97,9 @@ ROOMS = {
     "report": "what do many runs come to?",
     "doctor": "are this machine's KL numbers, and a loss of yours, right?",
     "sweep": "which jobs run, where, and what do they cost?",
-    "control": "what is control's alone?",
+    "control/run": "what is control's alone: the run",
+    "control/policy": "control: actor, critic and their distributions",
+    "control/env": "control: simulators, spaces, copies, episodes",
     "language/run": "what is language's alone: the run",
     "language/model": "language: the model",
     "language/data": "language: prompts, tasks, rewards, the batch",
@@ -166,8 +168,8 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
             assert (ROOT / name).exists(), name
             continue
         paths = [ROOT / "klrl" / name]
-        if "/" not in name and (ROOT / "klrl/control" / name).exists():  # of both domains
-            paths = [ROOT / "klrl" / where / name for where in ("control", "language/run")]
+        if "/" not in name and (ROOT / "klrl/control/run" / name).exists():  # of both domains
+            paths = [ROOT / "klrl" / where / name for where in ("control/run", "language/run")]
         for path in paths:
             assert path.exists(), name
             assert not function or function in defined_in(path) or name == "parts.py", function

@@ -89,8 +89,8 @@ def upward(graph: dict[str, set[str]]) -> list[str]:
     ]
 
 
-#: Folders of ``language`` by floor, from the ground up.
-LANGUAGE = ("data", "model", "run")
+#: Folders of a domain by floor, from the ground up.
+FOLDERS = {"control": ("env", "policy", "run"), "language": ("data", "model", "run")}
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -135,14 +135,18 @@ def test_a_circle_within_a_room_is_seen() -> None:
     assert circles(graph) == [["klrl.kl.estimators", "klrl.kl.measure"]]
 
 
-def test_languages_folders_are_floors() -> None:
-    graph = arrows()
+@pytest.mark.parametrize("domain", FOLDERS)
+def test_a_domains_folders_are_floors(domain: str) -> None:
+    floors, graph = FOLDERS[domain], arrows()
     folder = {
-        name: name.split(".")[2] for name in MODULES if name.count(".") > 2 and ".language." in name
+        name: name.split(".")[2]
+        for name in MODULES
+        if name.count(".") > 2 and name.startswith(f"klrl.{domain}.")
     }
+    assert {*folder.values()} == {*floors}
     for name, others in graph.items():
         for other in others & folder.keys() if name in folder else ():
-            assert LANGUAGE.index(folder[other]) <= LANGUAGE.index(folder[name]), (name, other)
+            assert floors.index(folder[other]) <= floors.index(folder[name]), (name, other)
 
 
 def test_the_torchrl_face_imports_kl_alone() -> None:
@@ -178,7 +182,7 @@ def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, caps
 
 
 #: Lines of klrl that a control run without logger and evaluation may load.
-LOADS = 17_150
+LOADS = 17_600
 
 
 @pytest.mark.integration

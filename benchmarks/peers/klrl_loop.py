@@ -44,7 +44,7 @@ def make_words(args: argparse.Namespace) -> list[str]:
 
 def time_simulator(clock: Clock) -> None:
     """Book ``env`` where the simulators step."""
-    from klrl.control.copies import VectorGymEnv
+    from klrl.control.env.copies import VectorGymEnv
 
     step = VectorGymEnv.step_native
     now, phases = clock.now, clock.phases

@@ -14,9 +14,9 @@ from torch.distributions import Categorical
 
 from klrl.base.text import text_table
 from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.actor import make_agent
-from klrl.control.env import make_env
-from klrl.control.kl import make_reference_kl
+from klrl.control.env.make import make_env
+from klrl.control.policy.actor import make_agent
+from klrl.control.run.kl import make_reference_kl
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.kl.reference import freeze
 from klrl.objectives.functional import reference_kl

@@ -1,7 +1,7 @@
 """One update: epochs of minibatches over a rollout, then beta's update and the line search.
 
 This algorithm is the same for control and language. Their gradient steps differ: see the subclasses
-of :class:`Steps` in :mod:`klrl.control.update` and :mod:`klrl.language.run.update`.
+of :class:`Steps` in :mod:`klrl.control.run.update` and :mod:`klrl.language.run.update`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The training loop, :meth:`Training.train`; its steps are methods of :class:`Parts`.
 
-Parts is implemented in :mod:`klrl.control.parts` and :mod:`klrl.language.run.parts`.
+Parts is implemented in :mod:`klrl.control.run.parts` and :mod:`klrl.language.run.parts`.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from klrl.config.checks import to_config
 from klrl.config.compose import Composer, compose
 from klrl.config.nodes import notes_of
 from klrl.config.rules.unread import check_all_read
-from klrl.control.preflight import check_env
+from klrl.control.run.preflight import check_env
 from klrl.runs.resume import stored_config
 from tests.runs.commands import child
 

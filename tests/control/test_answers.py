@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
-from klrl.control.copies import VectorGymEnv
-from klrl.control.observation import Packed, layout_of
-from klrl.control.preflight import _check_a_step
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.observation import Packed, layout_of
+from klrl.control.run.preflight import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)
 

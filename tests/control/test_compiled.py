@@ -17,10 +17,10 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
-from klrl.control import compiled
-from klrl.control.compiled import check_inputs, choose, decide
-from klrl.control.step import eager_step, loss_terms, pure_step
-from klrl.control.update import ControlSteps
+from klrl.control.run import compiled
+from klrl.control.run.compiled import check_inputs, choose, decide
+from klrl.control.run.step import eager_step, loss_terms, pure_step
+from klrl.control.run.update import ControlSteps
 from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
 

@@ -12,7 +12,7 @@ from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 import klrl
 from klrl.api import compose
 from klrl.base.errors import ConfigError, Interrupted
-from klrl.control.step import Columns, StepParts, draw, loss_terms
+from klrl.control.run.step import Columns, StepParts, draw, loss_terms
 from klrl.runs.returns import final_return, last_recorded
 from klrl.train.callbacks import Callback
 from klrl.train.loop import Training

@@ -11,7 +11,7 @@ from torch.distributions import Independent, kl_divergence
 from torch.distributions import Normal as TorchNormal
 from torchrl.modules import TanhNormal
 
-from klrl.control.distributions import (
+from klrl.control.policy.distributions import (
     Bernoulli,
     Categorical,
     MultiCategorical,

@@ -7,11 +7,11 @@ import torch
 
 import klrl
 from klrl.config import CNNActorConfig
-from klrl.control.actor import make_agent
-from klrl.control.copies import VectorGymEnv
-from klrl.control.encoders import Embedding, Images, Mixed, nature
-from klrl.control.load import trained_agent
-from klrl.control.observation import ObservationPart
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.observation import ObservationPart
+from klrl.control.policy.actor import make_agent
+from klrl.control.policy.encoders import Embedding, Images, Mixed, nature
+from klrl.control.run.load import trained_agent
 from tests.conftest import QUICK
 from tests.control.toys import Counted
 from tests.runs.commands import exits, rows_of

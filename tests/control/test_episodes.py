@@ -11,13 +11,19 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpis
 
 from klrl.base.errors import EnvError
 from klrl.base.seeds import derived_seed
-from klrl.control.copies import VectorGymEnv
-from klrl.control.episodes import why_unrepeatable
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.episodes import why_unrepeatable
 from tests.control.toys import Dice, Drifting, Masked, Unseeded
 
 IDS = (
     *("Pendulum-v1", "CartPole-v1", "Acrobot-v1", "MountainCarContinuous-v0", "FrozenLake-v1"),
-    *("Taxi-v4", "klrl.control.catch:klrl/Catch-v0", "HalfCheetah-v5", "Hopper-v5", "Walker2d-v5"),
+    *(
+        "Taxi-v4",
+        "klrl.control.env.catch:klrl/Catch-v0",
+        "HalfCheetah-v5",
+        "Hopper-v5",
+        "Walker2d-v5",
+    ),
     *("Ant-v5", "Humanoid-v5", "Swimmer-v5", "Reacher-v5", "InvertedDoublePendulum-v5"),
 )
 #: Steps of two copies; in most of the tasks episodes end in between, and none begins at the end.
@@ -206,7 +212,7 @@ def test_a_proof_draws_from_no_generator_of_the_run() -> None:
 
 
 def test_too_long_an_episode_is_not_held_and_the_next_one_is(monkeypatch) -> None:
-    monkeypatch.setattr("klrl.control.episodes.LONGEST", 5)
+    monkeypatch.setattr("klrl.control.env.episodes.LONGEST", 5)
     env = kept("X", make=Drifting)
     env.reset_native()
     for steps in range(8):

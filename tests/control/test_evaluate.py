@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from torch.distributions import kl_divergence
 from torchrl.envs import ExplorationType, set_exploration_type
 
-from klrl.control.evaluate import evaluate_policy
+from klrl.control.run.evaluate import evaluate_policy
 from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, EvaluationPlan, Starts
 from klrl.train.loop import Training
 from klrl.train.schedule import Size
@@ -145,7 +145,7 @@ def test_a_copy_whose_episode_ended_is_not_stepped_on(counting) -> None:
 
 
 def test_episodes_that_never_end_are_cut_off_and_not_counted(counting, monkeypatch) -> None:
-    monkeypatch.setattr("klrl.control.evaluate.MAX_STEPS", 50)
+    monkeypatch.setattr("klrl.control.run.evaluate.MAX_STEPS", 50)
     result = play(counting((3, None, 50, 51)), size=Size(4))
     assert (result.returns, result.cut) == ([6.0, 100.0], 2)
     assert play(counting((None,)), size=Size(4)).row == {"eval/episodes": 0, "eval/cut": 4}
@@ -179,7 +179,7 @@ def test_an_environment_without_a_limit_gets_the_steps_that_there_are(counting) 
 def test_more_episodes_than_copies_are_the_same_episodes(settings, monkeypatch) -> None:
     run = Training(settings("+env.kwargs.max_episode_steps=10"))
     together = play(run, size=Size(7)).returns
-    monkeypatch.setattr("klrl.control.evaluate.MAX_COPIES", 3)
+    monkeypatch.setattr("klrl.control.run.evaluate.MAX_COPIES", 3)
     assert play(run, size=Size(7)).returns == pytest.approx(together, rel=1e-6)
 
 
@@ -194,7 +194,7 @@ def test_sampled_actions_are_draws_of_the_policy(counting, monkeypatch, device) 
     """An episode of one step returns its action: N(2, sigma), by 4,000 draws."""
     run = counting((1,), limit=5)
     if device == "torch":
-        monkeypatch.setattr("klrl.control.acting.runs_in_numpy", lambda net: False)
+        monkeypatch.setattr("klrl.control.policy.acting.runs_in_numpy", lambda net: False)
     scale = scale_of(run)
     before = torch.get_rng_state()
     result = play(run, size=Size(4_000), sampled=True)

@@ -12,15 +12,15 @@ from torchrl.envs import check_env_specs
 from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
 from klrl.config import ActorConfig, CNNActorConfig
-from klrl.control.actor import Agent, make_agent
-from klrl.control.catch import Catch
-from klrl.control.copies import VectorGymEnv
-from klrl.control.encoders import images_of
-from klrl.control.env import make_copies, make_env
-from klrl.control.observation import layout_of
-from klrl.control.preflight import check_env
-from klrl.control.step import Columns
-from klrl.control.vector import VectorRollout
+from klrl.control.env.catch import Catch
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.make import make_copies, make_env
+from klrl.control.env.observation import layout_of
+from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.policy.encoders import images_of
+from klrl.control.run.preflight import check_env
+from klrl.control.run.step import Columns
+from klrl.control.run.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, apart, gym
 from tests.control.toys import unpacked
@@ -141,7 +141,7 @@ def test_many_numbers_are_embedded_instead_of_one_hot(space, embedded: bool) -> 
 
 def test_bytes_travel_as_bytes() -> None:
     """A quarter of the memory of a rollout; minibatches too."""
-    env = VectorGymEnv("klrl.control.catch:klrl/Catch-v0", 2, seed=0)
+    env = VectorGymEnv("klrl.control.env.catch:klrl/Catch-v0", 2, seed=0)
     assert env.reset()["observation"].dtype == torch.uint8
     check_env_specs(env)
     every = torch.arange(256, dtype=torch.uint8).expand(3, 256)

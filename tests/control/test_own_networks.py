@@ -9,13 +9,13 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.config import CNNActorConfig, CustomActorConfig
 from klrl.config.fields import OwnPart
-from klrl.control.actor import make_agent
-from klrl.control.copies import VectorGymEnv
-from klrl.control.encoders import given, given_sizes, nature
-from klrl.control.observation import layout_of
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.observation import layout_of
+from klrl.control.policy.actor import make_agent
+from klrl.control.policy.encoders import given, given_sizes, nature
 from tests.control.toys import Counted, unpacked
 
-CATCH = "klrl.control.catch:klrl/Catch-v0"
+CATCH = "klrl.control.env.catch:klrl/Catch-v0"
 KEYED = "tests.control.toys:klrl-test/Keyed-v0"
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from klrl.config import JobConfig
-from klrl.control import compiled
-from klrl.control.compiled import choose, package_key
+from klrl.control.run import compiled
+from klrl.control.run.compiled import choose, package_key
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import start
 from tests.conftest import QUICK, marked

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import klrl
-from klrl.control.rollout import RunningEpisodes
+from klrl.control.run.rollout import RunningEpisodes
 from klrl.report.diff import compare_bits
 from klrl.runs.checkpoint import Checkpoints
 from klrl.train.callbacks import Callback

@@ -23,9 +23,9 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, GymEnv, PendulumEnv, StepCounter, TransformedEnv, VecNormV2
 
 from klrl.base.errors import ConfigError, EnvError
-from klrl.control.answers import Misfit
-from klrl.control.copies import VectorGymEnv
-from klrl.control.torchrl_env import TorchRLEnv
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.results import Misfit
+from klrl.control.env.torchrl_env import TorchRLEnv
 
 
 class CartPole(EnvBase):

@@ -13,9 +13,9 @@ from klrl.config import CNNActorConfig, Config, CustomActorConfig, GaussianActor
 from klrl.config.catalogue import described
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
-from klrl.control.actor import make_agent, range_notes
-from klrl.control.copies import VectorGymEnv
-from klrl.control.env import make_copies
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.make import make_copies
+from klrl.control.policy.actor import make_agent, range_notes
 from tests.config.test_yaml import ASKING, installed
 from tests.control.toys import Drifting, Unseeded
 

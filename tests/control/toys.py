@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from klrl.control.observation import Layout
+from klrl.control.env.observation import Layout
 
 ACTIONS = {
     "from_five": spaces.Discrete(3, start=5),

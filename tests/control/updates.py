@@ -2,7 +2,7 @@
 
 import torch
 
-from klrl.control.step import Columns, StepParts, draw
+from klrl.control.run.step import Columns, StepParts, draw
 from klrl.train.loop import Training
 from tests.agents import moved_rollout
 

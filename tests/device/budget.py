@@ -13,7 +13,7 @@ import torch
 import klrl
 from benchmarks.sort_digits_base import build
 from klrl.base.text import text_table
-from klrl.control.acting import make_acting
+from klrl.control.policy.acting import make_acting
 from klrl.language.run.sampler import Decoding
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training

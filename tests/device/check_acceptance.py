@@ -29,7 +29,7 @@ def refused(*_: object) -> None:
 
 def test_an_update_that_falls_back_is_told_from_a_captured_one(monkeypatch) -> None:
     assert gpu.disagreement("captured", *TINY) < gpu.TOLERANCE
-    monkeypatch.setattr("klrl.control.compiled.Captured", refused)
+    monkeypatch.setattr("klrl.control.run.compiled.Captured", refused)
     assert gpu.disagreement("eager", *TINY) < gpu.TOLERANCE
     with pytest.raises(AssertionError, match=r"ran as learner\.compile=false, not jit"):
         gpu.disagreement("captured", *TINY)
@@ -40,7 +40,7 @@ def test_a_captured_action_is_numpys() -> None:
 
 
 def test_a_step_that_is_compiled_and_not_captured_is_told_too(monkeypatch) -> None:
-    monkeypatch.setattr("klrl.control.compiled.Captured", lambda step, _: step)
+    monkeypatch.setattr("klrl.control.run.compiled.Captured", lambda step, _: step)
     with pytest.raises(AssertionError, match="0 replays of a CUDA graph in 4 gradient steps"):
         gpu.disagreement("captured", *TINY)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from klrl.control.acting import LARGE, NumpyActing, TorchActing, make_acting
-from klrl.control.evaluate import evaluate_policy
-from klrl.control.parts import ControlParts
+from klrl.control.policy.acting import LARGE, NumpyActing, TorchActing, make_acting
+from klrl.control.run.evaluate import evaluate_policy
+from klrl.control.run.parts import ControlParts
 from klrl.train.evaluate import EvaluationPlan, Starts
 from klrl.train.schedule import Size
 from tests.device import standin

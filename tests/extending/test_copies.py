@@ -21,8 +21,8 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from tensordict import TensorDict
 from torchrl.data import Composite, OneHot, Unbounded
 from torchrl.envs import EnvBase
-from klrl.control.advantage import learned_reward
-from klrl.control.networks import mlp, orthogonal
+from klrl.control.run.advantage import learned_reward
+from klrl.control.policy.networks import mlp, orthogonal
 from klrl.kl.controllers import FixedKLController
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss

@@ -22,7 +22,7 @@ from collections import deque
 import numpy as np
 import torch
 
-from klrl.control.advantage import gae
+from klrl.control.run.advantage import gae
 from klrl.kl.controllers import FixedKLController
 from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss

@@ -24,8 +24,8 @@ from klrl.config.placement import (
     VERDICTS,
     Gradient,
 )
-from klrl.control import kl as control_charge
-from klrl.control.kl import make_reference_kl
+from klrl.control.run import kl as control_charge
+from klrl.control.run.kl import make_reference_kl
 from klrl.kl import charge
 from klrl.kl.controllers import DualKLController
 from klrl.kl.measure import mean_kl

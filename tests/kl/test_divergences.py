@@ -9,7 +9,7 @@ from torch import Tensor
 
 from klrl.base.errors import NonFiniteError
 from klrl.config.placement import DIVERGENCES
-from klrl.control.distributions import EXCLUDED, Categorical, Normal, TanhNormalFamily
+from klrl.control.policy.distributions import EXCLUDED, Categorical, Normal, TanhNormalFamily
 from klrl.kl.divergences import LARGEST_JS, over_actions
 from klrl.kl.measure import in_unit, mean_charged
 from tests.conftest import QUICK

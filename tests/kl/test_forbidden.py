@@ -10,8 +10,8 @@ from torch.distributions import Bernoulli, Categorical, OneHotCategorical
 from torchrl.modules import MaskedCategorical
 
 from klrl.base.errors import NonFiniteError
-from klrl.control.distributions import Categorical as Family
-from klrl.control.distributions import MultiCategorical
+from klrl.control.policy.distributions import Categorical as Family
+from klrl.control.policy.distributions import MultiCategorical
 from klrl.kl import exact_kl
 from klrl.kl.divergences import over_actions
 from klrl.kl.from_logits import Other, log_probs_and_kls

@@ -9,8 +9,8 @@ from tensordict import TensorDict
 from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
 
 from klrl.config import ClipConfig, KLPENConfig
-from klrl.control.env import make_env
-from klrl.control.step import draw, score
+from klrl.control.env.make import make_env
+from klrl.control.run.step import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.policy import ClipLoss, KLPENLoss

@@ -8,8 +8,8 @@ import torch
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from klrl.control.distributions import Bernoulli, Categorical, MultiCategorical, Normal
-from klrl.control.step import pure_step
+from klrl.control.policy.distributions import Bernoulli, Categorical, MultiCategorical, Normal
+from klrl.control.run.step import pure_step
 from klrl.losses.trpo import conjugate_gradients, natural_direction, take_step
 from klrl.objectives.functional import normalized
 from klrl.train.learner import Coefficients
@@ -174,9 +174,9 @@ def test_gradient_steps_move_the_critic_alone(made, kind: str, monkeypatch) -> N
     parts, frames = made
     steps = parts.learner.steps
     if kind == "apart":
-        monkeypatch.setattr("klrl.control.step.can_be_paired", lambda _: False)
+        monkeypatch.setattr("klrl.control.run.step.can_be_paired", lambda _: False)
     if kind == "pure":
-        monkeypatch.setattr("klrl.control.compiled.eager_step", pure_step)
+        monkeypatch.setattr("klrl.control.run.compiled.eager_step", pure_step)
     before, critic = (
         [p.detach().clone() for p in net.parameters()]
         for net in (parts.agent.policy_net, parts.agent.value_net)

@@ -10,9 +10,9 @@ import torch
 
 import klrl
 from klrl.base.errors import EnvError, Interrupted
-from klrl.control.evaluate import evaluate_policy
-from klrl.control.load import trained_agent, trained_reference
-from klrl.control.parts import ControlParts
+from klrl.control.run.evaluate import evaluate_policy
+from klrl.control.run.load import trained_agent, trained_reference
+from klrl.control.run.parts import ControlParts
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
@@ -135,7 +135,7 @@ def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
         value = next(returns) if plan.starts == IN_RUN else 100.0
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
-    monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)
+    monkeypatch.setattr("klrl.control.run.evaluate.evaluate_policy", play)
     assert exits(*WORDS, "hydra.run.dir=run") == 0
     (entry,) = Path("run/checkpoints/best").iterdir()
     manifest = json.loads((entry / "manifest.json").read_text())
@@ -213,7 +213,7 @@ def test_the_best_of_a_resumed_run_is_that_of_its_rows(words, returns, best, mon
         value = float(next(values)) if plan.starts == IN_RUN else -9.0
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
-    monkeypatch.setattr("klrl.control.evaluate.evaluate_policy", play)
+    monkeypatch.setattr("klrl.control.run.evaluate.evaluate_policy", play)
     values = iter([*returns, -1])
     every = (*OFF[:-1], "eval.every=1", "eval.episodes=4", "eval.final=6", "checkpoint.every=3")
     with pytest.raises(KeyError):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from klrl.base.digits import number
-from klrl.control.advantage import RewardNormalizer
-from klrl.control.kl import RAW_REWARD_KEY
-from klrl.control.parts import rewards_of as control_rewards
+from klrl.control.run.advantage import RewardNormalizer
+from klrl.control.run.kl import RAW_REWARD_KEY
+from klrl.control.run.parts import rewards_of as control_rewards
 from klrl.diff import main as diff
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL

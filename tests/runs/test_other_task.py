@@ -10,7 +10,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 import klrl
 from klrl.base.seeds import derived_seed
-from klrl.control.gym_make import make_gym
+from klrl.control.env.gym_make import make_gym
 from klrl.evaluate import main as evaluate_main
 from klrl.train.evaluate_run import evaluate_run
 from tests.conftest import QUICK

@@ -8,7 +8,7 @@ import torch
 
 import klrl
 from klrl.config import EMAReferenceConfig, PeriodicReferenceConfig, ReferenceConfig
-from klrl.control.networks import ObservationNormalizer
+from klrl.control.policy.networks import ObservationNormalizer
 from klrl.kl.reference import (
     AdapterOffReference,
     EMAReference,

@@ -108,7 +108,7 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert last["kl/ref/penalty"] == pytest.approx(0.2 * last["kl/ref/k1"], abs=1e-6), (
         "what is charged and what is measured have one reference"
     )
-    from klrl.control.load import describe_policy
+    from klrl.control.run.load import describe_policy
     from klrl.runs.folder import RunFolder
 
     resumed = Training(stored_config(Path("run")), RunFolder(Path("run")).manifest)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from klrl.control.kl import DIVERGENCE, ERROR
+from klrl.control.run.kl import DIVERGENCE, ERROR
 from klrl.train.loop import Training
 from tests.agents import moved_rollout
 from tests.conftest import QUICK

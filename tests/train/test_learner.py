@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.config import AdvantageConfig
-from klrl.control.advantage import gae
-from klrl.control.update import ControlSteps
+from klrl.control.run.advantage import gae
+from klrl.control.run.update import ControlSteps
 from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS, Metric

@@ -12,9 +12,9 @@ from torch.distributions import Categorical, Normal, kl_divergence
 
 from klrl.api import load_run
 from klrl.base.errors import ConfigError
-from klrl.control.distributions import Normal as NormalFamily
-from klrl.control.evaluate import measure_of
-from klrl.control.load import trained_agent
+from klrl.control.policy.distributions import Normal as NormalFamily
+from klrl.control.run.evaluate import measure_of
+from klrl.control.run.load import trained_agent
 from klrl.kl.divergences import LARGEST_JS
 from klrl.train.policy_kl import distance, kl_between
 from tests.conftest import QUICK

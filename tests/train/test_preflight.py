@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from klrl.base.errors import ConfigError
-from klrl.control.env import make_copies
-from klrl.control.kl import preflight_checks
+from klrl.control.env.make import make_copies
+from klrl.control.run.kl import preflight_checks
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.kl.reference import FrozenReference, OtherPolicyReference
 from klrl.runs.folder import RunFolder

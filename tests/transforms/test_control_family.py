@@ -6,8 +6,8 @@ from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
-from klrl.control.copies import VectorGymEnv
-from klrl.control.env import make_env
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.make import make_env
 from klrl.kl import (
     KLConstrainedTransform,
     KLDivergenceTransform,

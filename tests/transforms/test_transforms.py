@@ -10,8 +10,8 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.env import make_env
-from klrl.control.kl import annotate, make_reference_kl, measure
+from klrl.control.env.make import make_env
+from klrl.control.run.kl import annotate, make_reference_kl, measure
 from klrl.kl import (
     KLRewardTransform,
     estimate_kl,

@@ -14,7 +14,7 @@ from klrl.config.types import Part, Values
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 
-@registered("env", "gym", control="control.env:gym")
+@registered("env", "gym", control="control.env.make:gym")
 class EnvConfig(ChoiceConfig):
     """Any Gymnasium id, with untuned settings: env=gym env.id=MountainCarContinuous-v0."""
 
@@ -49,7 +49,7 @@ class EnvConfig(ChoiceConfig):
         return f"env.id={self.id}"
 
 
-@registered("env", "custom", control="control.env:custom")
+@registered("env", "custom", control="control.env.make:custom")
 class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
@@ -64,7 +64,7 @@ class CustomEnvConfig(OwnPart, EnvConfig):
         return f"env.target={self.target}"
 
 
-@registered("actor", "categorical", control="control.actor:categorical_agent")
+@registered("actor", "categorical", control="control.policy.actor:categorical_agent")
 class ActorConfig(ChoiceConfig):
     """A categorical distribution over discrete actions."""
 
@@ -86,10 +86,13 @@ class ActorConfig(ChoiceConfig):
 
 
 @registered(
-    "actor", "tanh_normal", "a Gaussian through tanh", control="control.actor:tanh_normal_agent"
+    "actor",
+    "tanh_normal",
+    "a Gaussian through tanh",
+    control="control.policy.actor:tanh_normal_agent",
 )
-@registered("actor", "normal", "a diagonal Gaussian", control="control.actor:normal_agent")
-@registered("actor", "mlp", control="control.actor:fitting_agent")
+@registered("actor", "normal", "a diagonal Gaussian", control="control.policy.actor:normal_agent")
+@registered("actor", "mlp", control="control.policy.actor:fitting_agent")
 class GaussianActorConfig(ActorConfig):
     """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
@@ -97,7 +100,7 @@ class GaussianActorConfig(ActorConfig):
     init_std: float = number(1.0, gt=0)
 
 
-@registered("actor", "custom", control="control.own:custom_agent")
+@registered("actor", "custom", control="control.policy.own:custom_agent")
 class CustomActorConfig(OwnPart, GaussianActorConfig):
     """Your networks, with a distribution of klrl: actor.target=package.module:Name."""
 
@@ -116,7 +119,7 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
         return self.distribution
 
 
-@registered("actor", "cnn", control="control.actor:fitting_agent")
+@registered("actor", "cnn", control="control.policy.actor:fitting_agent")
 class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
@@ -130,8 +133,10 @@ class CNNActorConfig(GaussianActorConfig):
     share_trunk: bool = setting(True)
 
 
-@registered("collector", "torchrl", "TorchRL's Collector", control="control.rollout:TorchRLRollout")
-@registered("collector", "vector", control="control.vector:VectorRollout")
+@registered(
+    "collector", "torchrl", "TorchRL's Collector", control="control.run.rollout:TorchRLRollout"
+)
+@registered("collector", "vector", control="control.run.vector:VectorRollout")
 class CollectorConfig(ChoiceConfig):
     """klrl's own loop over the batched environment; its batches are in TorchRL's format."""
 
@@ -142,7 +147,7 @@ class CollectorConfig(ChoiceConfig):
     patience: ClassVar[Optional[int]] = None  # a setting only if ``imitates``
 
 
-@registered("collector", "demonstrations", control="control.demonstrations:Demonstrations")
+@registered("collector", "demonstrations", control="control.run.demonstrations:Demonstrations")
 class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 

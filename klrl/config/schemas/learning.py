@@ -12,7 +12,7 @@ from klrl.config.types import Part, Switch
 
 
 @registered(
-    "advantage", "gae", control="control.advantage:gae", language="language.run.advantage:gae"
+    "advantage", "gae", control="control.run.advantage:gae", language="language.run.advantage:gae"
 )
 class AdvantageConfig(ChoiceConfig):
     """Generalised advantage estimation, once per rollout."""
@@ -24,7 +24,7 @@ class AdvantageConfig(ChoiceConfig):
     reward_weight: float = added(number(ge=0), 1.0)
 
 
-@registered("advantage", "custom", control="control.advantage:custom")
+@registered("advantage", "custom", control="control.run.advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """An advantage of your own: advantage.target=package.module:Name."""
 
@@ -151,7 +151,7 @@ class LearnerConfig(ChoiceConfig):
     micro_batch: Optional[int] = added(number(ge=1), None)
 
 
-@registered("optim", "adam", control="control.step:adam", language="language.run.update:adam")
+@registered("optim", "adam", control="control.run.step:adam", language="language.run.update:adam")
 class OptimConfig(ChoiceConfig):
     """Gradient clipping, Adam, learning rate annealed to a floor."""
 
@@ -167,7 +167,9 @@ class OptimConfig(ChoiceConfig):
     max_grad_norm: float = number(0.5, gt=0)  # the gradient is scaled down to this Euclidean norm
 
 
-@registered("optim", "adamw", control="control.step:adamw", language="language.run.update:adamw")
+@registered(
+    "optim", "adamw", control="control.run.step:adamw", language="language.run.update:adamw"
+)
 class AdamWConfig(OptimConfig):
     """Adam with decoupled weight decay."""
 

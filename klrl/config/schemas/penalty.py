@@ -57,12 +57,12 @@ class PeriodicReferenceConfig(ReferenceConfig):
     every: int = number(10, ge=1)  # iterations between two copies
 
 
-@registered("kl", "none", control="control.kl:no_kl", language="language.run.kl:no_kl")
+@registered("kl", "none", control="control.run.kl:no_kl", language="language.run.kl:no_kl")
 class KLConfig(ChoiceConfig):
     """No reference, so no KL is measured or charged."""
 
 
-@registered("kl", "legacy", control="control.kl:legacy", language="language.run.kl:legacy")
+@registered("kl", "legacy", control="control.run.kl:legacy", language="language.run.kl:legacy")
 class LegacyKLConfig(KLConfig):
     """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
@@ -71,7 +71,9 @@ class LegacyKLConfig(KLConfig):
     apply: str = choice("rollout", "step")
 
 
-@registered("kl", "retrieve", control="control.kl:retrieve", language="language.run.kl:retrieve")
+@registered(
+    "kl", "retrieve", control="control.run.kl:retrieve", language="language.run.kl:retrieve"
+)
 class RetrieveKLConfig(LegacyKLConfig):
     """Three transforms: log-probs of the policy, those of the reference, and the KL."""
 

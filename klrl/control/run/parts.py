@@ -19,11 +19,11 @@ from klrl.config import (
     factory,
 )
 from klrl.config.own import has_state_dict
-from klrl.control.acting import acts_in_numpy
-from klrl.control.actor import make_agent, range_notes
-from klrl.control.advantage import OwnAdvantage, RewardNormalizer
-from klrl.control.env import make_copies, transformed
-from klrl.control.kl import (
+from klrl.control.env.make import make_copies, transformed
+from klrl.control.policy.acting import acts_in_numpy
+from klrl.control.policy.actor import make_agent, range_notes
+from klrl.control.run.advantage import OwnAdvantage, RewardNormalizer
+from klrl.control.run.kl import (
     RAW_REWARD_KEY,
     AnnotatedReference,
     annotate,
@@ -32,8 +32,8 @@ from klrl.control.kl import (
     measure,
     preflight_checks,
 )
-from klrl.control.rollout import RunningEpisodes
-from klrl.control.update import ControlSteps
+from klrl.control.run.rollout import RunningEpisodes
+from klrl.control.run.update import ControlSteps
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
@@ -45,7 +45,7 @@ from klrl.train.loop import Parts, Rewards, Rollout
 from klrl.train.schedule import Size
 
 if TYPE_CHECKING:
-    from klrl.control.demonstrations import Demonstrations
+    from klrl.control.run.demonstrations import Demonstrations
 
 
 class ControlParts(Parts):
@@ -70,7 +70,7 @@ class ControlParts(Parts):
             mixed=mixed,
         )
         if config.actor.init is not None and before is None:
-            from klrl.control.load import load_agent
+            from klrl.control.run.load import load_agent
 
             load_agent(config.actor.init, config.actor.init_which, self.agent)
         self.data: Demonstrations | None = None
@@ -92,7 +92,7 @@ class ControlParts(Parts):
             *(range_notes(config.actor, self.agent, self._copies) if before is None else ()),
         ]
         if mixed and self.device.type == "cpu":
-            from klrl.control.encoders import cpu_has_bfloat16
+            from klrl.control.policy.encoders import cpu_has_bfloat16
 
             if not cpu_has_bfloat16():
                 why = "this processor has no bfloat16 instructions, so the CNN computes in float32"
@@ -148,7 +148,7 @@ class ControlParts(Parts):
 
     def evaluation(self, starts: Starts, size: Size) -> Evaluation:
         """Play episodes in fresh environments."""
-        from klrl.control.evaluate import evaluate_policy
+        from klrl.control.run.evaluate import evaluate_policy
 
         frozen: Any = None if self.reference is None else self.reference.module
         reference = None if frozen is None else frozen[0].module
@@ -213,11 +213,11 @@ class ControlParts(Parts):
         def load_other() -> Loaded:
             config = self.config.reference
             if isinstance(config, CustomReferenceConfig):
-                from klrl.control.own_reference import own_reference
+                from klrl.control.policy.own_reference import own_reference
 
                 return own_reference("reference", config, self.agent), None
             assert isinstance(config, CheckpointReferenceConfig)
-            from klrl.control.load import load_reference
+            from klrl.control.run.load import load_reference
 
             return load_reference(config.path, config.which, self.agent, self._copies, described)
 

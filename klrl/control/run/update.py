@@ -9,9 +9,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import Config, TRPOConfig, factory
-from klrl.control.actor import Agent
-from klrl.control.compiled import Prepared, check_inputs, decide, prepare
-from klrl.control.step import Adam, Columns, StepParts, draw, score
+from klrl.control.policy.actor import Agent
+from klrl.control.run.compiled import Prepared, check_inputs, decide, prepare
+from klrl.control.run.step import Adam, Columns, StepParts, draw, score
 from klrl.kl.charge import ReferenceKL
 from klrl.losses.policy import make_loss
 from klrl.train.learner import Coefficients, Steps
@@ -20,7 +20,7 @@ Frames = dict[str, Tensor]
 
 
 class ControlSteps(Steps[Frames, Tensor]):
-    """Gradient steps of policy and critic by :mod:`klrl.control.step`, eager or compiled.
+    """Gradient steps of policy and critic by :mod:`klrl.control.run.step`, eager or compiled.
 
     No step waits for the device. ``mode`` is auto, false, jit or aot.
     """

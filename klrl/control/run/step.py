@@ -21,9 +21,9 @@ from torch.nn.functional import pad
 from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, KLPENConfig, OptimConfig
-from klrl.control.actor import Agent
-from klrl.control.distributions import Family, Params
-from klrl.control.networks import Networks, PairedNetworks, can_be_paired
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import Family, Params
+from klrl.control.policy.networks import Networks, PairedNetworks, can_be_paired
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 
 #: Adam's decay rates (Kingma and Ba 2015).

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from klrl.control.distributions import EXCLUDED
+from klrl.control.policy.distributions import EXCLUDED
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,

@@ -23,7 +23,7 @@ import torch
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.observation import Packed
+from klrl.control.env.observation import Packed
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000

@@ -18,13 +18,13 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded, replacing
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, DemonstrationsConfig
-from klrl.control.actor import Agent
-from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import EXCLUDED, Family, MultiCategorical, TanhNormalFamily
-from klrl.control.env import make_env
-from klrl.control.evaluate import MAX_COPIES, MAX_STEPS
-from klrl.control.load import trained_agent
-from klrl.control.vector import VectorRollout, add_policy
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.make import make_env
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import EXCLUDED, Family, MultiCategorical, TanhNormalFamily
+from klrl.control.run.evaluate import MAX_COPIES, MAX_STEPS
+from klrl.control.run.load import trained_agent
+from klrl.control.run.vector import VectorRollout, add_policy
 from klrl.domains import CONTROL
 from klrl.runs.metrics import Row
 from klrl.train.evaluate import Evaluation, EvaluationPlan, Scores, evaluation

@@ -17,8 +17,8 @@ from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torchrl.envs import Compose, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.control.acting import make_acting
-from klrl.control.actor import Agent
+from klrl.control.policy.acting import make_acting
+from klrl.control.policy.actor import Agent
 
 
 def _leaves(transform: Transform) -> list[Transform]:

@@ -65,7 +65,7 @@ def _bare(config: EnvConfig) -> gymnasium.Env:
         made: object = make_own("env", config, {})
         with config_errors("env", config):  # reading TorchRL's specs may fail
             if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment
-                from klrl.control.torchrl_env import as_gym
+                from klrl.control.env.torchrl_env import as_gym
 
                 made = as_gym(config.named, made)
             if not isinstance(made, gymnasium.Env):

@@ -31,8 +31,9 @@ from klrl.config import (
     GaussianActorConfig,
     factory,
 )
-from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import (
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.observation import Layout
+from klrl.control.policy.distributions import (
     Bernoulli,
     Categorical,
     Family,
@@ -40,7 +41,7 @@ from klrl.control.distributions import (
     Normal,
     TanhNormalFamily,
 )
-from klrl.control.networks import (
+from klrl.control.policy.networks import (
     Networks,
     ObservationNormalizer,
     PolicyNet,
@@ -48,7 +49,6 @@ from klrl.control.networks import (
     VectorNormalizer,
     mlp,
 )
-from klrl.control.observation import Layout
 
 
 @dataclass
@@ -262,7 +262,7 @@ def _trunk(
     cnn, scale = None, 1.0
     if isinstance(config, CNNActorConfig):
         cnn, scale = config.arch, config.scale
-    from klrl.control.encoders import Encoders, Mixed
+    from klrl.control.policy.encoders import Encoders, Mixed
 
     encoders = Encoders(layout, config.hidden[0], config.activation, cnn, scale)
     kind = Mixed if mixed else nn.Sequential

@@ -28,21 +28,28 @@ from klrl.config import (
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import config_errors
-from klrl.control.action_space import (
+from klrl.control.env.action_space import (
     FAMILIES,
     action_signature,
     is_discrete,
     joint_actions,
     require_supported,
 )
-from klrl.control.answers import (
+from klrl.control.env.gym_make import make_one
+from klrl.control.env.observation import (
+    MASK,
+    Layout,
+    Packed,
+    check_images,
+    layout_of,
+    require_actor,
+)
+from klrl.control.env.results import (
     Misfit,
     require_flag,
     require_number,
     require_observation,
 )
-from klrl.control.gym_make import make_one
-from klrl.control.observation import MASK, Layout, Packed, check_images, layout_of, require_actor
 from klrl.runs.find import other_runs
 
 #: The largest number of joint actions over which klrl sums js, tv or a custom divergence.

@@ -18,12 +18,11 @@ from klrl.base.seeds import generators_kept
 from klrl.config import OwnPart
 from klrl.config.own import PartError, config_errors, import_target, make_own
 from klrl.config.own.find import arguments, setting_text
-from klrl.control.actor import Agent
-from klrl.control.distributions import Categorical, MultiCategorical, Normal
-from klrl.control.encoders import given
-from klrl.control.kl import TRIED, synthetic_observations
-from klrl.control.networks import PolicyNet
-from klrl.control.own import require_steady
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import Categorical, MultiCategorical, Normal
+from klrl.control.policy.encoders import TRIED, given, synthetic_observations
+from klrl.control.policy.networks import PolicyNet
+from klrl.control.policy.own import require_steady
 from klrl.kl.reference import flat_policy
 
 _WHAT = "return a TorchRL actor, or a function from observation to torch distribution"

@@ -10,17 +10,16 @@ from torchrl.envs import EnvBase
 
 from klrl.config import CustomActorConfig, OwnPart
 from klrl.config.own import PartError, config_errors, make_own
-from klrl.control.actor import (
+from klrl.control.policy.actor import (
     Agent,
     categorical_agent,
     fitting_agent,
     normal_agent,
     tanh_normal_agent,
 )
-from klrl.control.distributions import Family
-from klrl.control.encoders import Unpacked, given_sizes
-from klrl.control.kl import synthetic_observations
-from klrl.control.networks import PolicyNet, ValueNet
+from klrl.control.policy.distributions import Family
+from klrl.control.policy.encoders import Unpacked, given_sizes, synthetic_observations
+from klrl.control.policy.networks import PolicyNet, ValueNet
 
 #: ``actor.distribution`` -> the function that builds its agent.
 _AGENTS: dict[str, Callable[..., Agent]] = {
@@ -66,7 +65,7 @@ class OwnValueNet(ValueNet):
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
-    """``actor=custom``; arguments as in :func:`klrl.control.actor.make_agent`."""
+    """``actor=custom``; arguments as in :func:`klrl.control.policy.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
     plain, layout = agent.policy_net, agent.layout
     inputs = plain.inputs if layout is None else given_sizes(layout)

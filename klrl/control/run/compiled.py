@@ -43,7 +43,7 @@ from klrl.base.cache import (
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart, RetrieveKLConfig
-from klrl.control.step import Step, StepParts, eager_step, pure_step
+from klrl.control.run.step import Step, StepParts, eager_step, pure_step
 from klrl.runs.machine import cxx
 
 #: ``auto`` builds a package if a run has at least this many gradient steps. A package is
@@ -60,9 +60,9 @@ NOT_COMPILED = {
 
 #: The source files and folders that determine a step; their hash is part of a package's key.
 _SOURCES = (
-    *("control/distributions.py", "control/actor.py", "control/networks.py"),
-    *("control/encoders.py", "control/observation.py"),
-    *("control/step.py", "control/compiled.py"),
+    *("control/policy/distributions.py", "control/policy/actor.py", "control/policy/networks.py"),
+    *("control/policy/encoders.py", "control/env/observation.py"),
+    *("control/run/step.py", "control/run/compiled.py"),
     *("losses", "kl/charge.py", "kl/divergences.py", "kl/estimators.py"),
 )
 
@@ -287,7 +287,7 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    here = Path(__file__).parents[1]
+    here = Path(__file__).parents[2]
     files = [f for name in _SOURCES for f in sorted((here / name).rglob("*.py")) or [here / name]]
     digest = hashlib.sha256()
     for file in files:
@@ -306,7 +306,7 @@ class Captured:
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
         try:
-            from klrl.control.cuda_graph import capture
+            from klrl.control.policy.cuda_graph import capture
 
             self._graph, self._metrics = capture(
                 lambda: step(*self._state, self._rows, self._coef), rows.device

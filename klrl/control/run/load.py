@@ -24,9 +24,9 @@ from klrl.config.checks import typed_choice
 from klrl.config.own import complete_part
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
-from klrl.control.actor import Agent, make_agent
-from klrl.control.env import make_env
-from klrl.control.preflight import check_env, control_config, make_checked, policy_kind
+from klrl.control.env.make import make_env
+from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.run.preflight import check_env, control_config, make_checked, policy_kind
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
@@ -63,7 +63,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
     """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
-        from klrl.control.own_reference import own_reference
+        from klrl.control.policy.own_reference import own_reference
 
         agent.actor = own_reference("reference", part, agent)
     # No ``say``: damaged checkpoint entries were reported when the policy was loaded.

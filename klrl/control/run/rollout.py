@@ -11,10 +11,10 @@ from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
-from klrl.control.actor import Agent
-from klrl.control.copies import VectorGymEnv
-from klrl.control.episodes import LONGEST
-from klrl.control.vector import VectorRollout
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.episodes import LONGEST
+from klrl.control.policy.actor import Agent
+from klrl.control.run.vector import VectorRollout
 
 
 class TorchRLRollout:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self, TypeAlias
 
-import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
@@ -14,9 +13,9 @@ from torch.distributions import Distribution
 from torchrl.envs import Compose, EnvBase
 
 from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.control.actor import Agent
-from klrl.control.distributions import Family
-from klrl.control.observation import Layout
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import Family
+from klrl.control.policy.encoders import TRIED, synthetic_observations
 from klrl.domains import CONTROL
 from klrl.kl.charge import KL_KEY, ReferenceKL, chosen_divergence, chosen_estimator
 from klrl.kl.divergences import REVERSE, Divergence
@@ -197,8 +196,8 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: Numbers of synthetic observations: to compare the policy and its copy, and to try other policies.
-OBSERVATIONS, TRIED = 64, 6
+#: How many synthetic observations the policy and its copy are compared on.
+OBSERVATIONS = 64
 
 
 @torch.no_grad()
@@ -216,13 +215,6 @@ def preflight_checks(
     remedy = "report this: a fresh policy must equal its reference" if same else None
     kl = agent.family.kl(_params(agent.actor, seen), _params(reference.module, seen))
     return run_checks([kl_at_start(kl, CONTROL, like.dtype, remedy)])
-
-
-def synthetic_observations(layout: Layout | None, size: int, count: int) -> torch.Tensor:
-    """Make synthetic observations [count, D], the same at every call, for trials of networks."""
-    if layout is not None:
-        return torch.from_numpy(layout.random_transports(np.random.default_rng(0), count))
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(0))
 
 
 def _params(actor: ProbabilisticTensorDictSequential, seen: torch.Tensor) -> TensorDict:

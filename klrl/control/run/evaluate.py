@@ -17,15 +17,15 @@ from klrl.base.errors import ConfigError, EnvError, in_one_line
 from klrl.base.seeds import derived_seed
 from klrl.base.text import warn
 from klrl.config import Config, CustomEnvConfig, EnvConfig, OwnPart
-from klrl.control.acting import Acting, Array, make_acting
-from klrl.control.actor import Agent
-from klrl.control.copies import VectorGymEnv
-from klrl.control.distributions import Family, MultiCategorical, Params
-from klrl.control.env import make_copies
-from klrl.control.episodes import Stream
-from klrl.control.load import trained_agent, trained_reference
-from klrl.control.networks import PolicyNet
-from klrl.control.preflight import MOST_JOINT, control_config, policy_kind
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.episodes import Stream
+from klrl.control.env.make import make_copies
+from klrl.control.policy.acting import Acting, Array, make_acting
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.distributions import Family, MultiCategorical, Params
+from klrl.control.policy.networks import PolicyNet
+from klrl.control.run.load import trained_agent, trained_reference
+from klrl.control.run.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
@@ -153,7 +153,7 @@ def distances(
     policy = load(parties.run)
     known, other = {parties.run: policy}, policy
     if isinstance(parties.other, OwnPart):
-        from klrl.control.own_reference import own_reference
+        from klrl.control.policy.own_reference import own_reference
 
         other = replace(policy, actor=own_reference("--to", parties.other, policy).to(device))
     elif parties.other is None:

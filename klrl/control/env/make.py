@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
-from klrl.control.copies import VectorGymEnv
-from klrl.control.gym_make import make_one
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.gym_make import make_one
 
 
 def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:

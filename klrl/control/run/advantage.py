@@ -18,8 +18,9 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import PartError, try_part
-from klrl.control.actor import Agent
-from klrl.control.kl import RAW_REWARD_KEY, synthetic_observations
+from klrl.control.policy.actor import Agent
+from klrl.control.policy.encoders import synthetic_observations
+from klrl.control.run.kl import RAW_REWARD_KEY
 from klrl.kl.charge import KL_KEY, weighted_reward
 
 

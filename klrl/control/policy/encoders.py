@@ -2,7 +2,7 @@
 
 An image passes through a CNN, an index through an embedding. A vector passes through one linear
 layer and an activation, or, if it is the only entry, goes to the trunk unchanged. An action mask is
-not encoded; :class:`klrl.control.networks.PolicyNet` applies it to the logits.
+not encoded; :class:`klrl.control.policy.networks.PolicyNet` applies it to the logits.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Mapping
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from klrl.control.networks import ACTIVATIONS, orthogonal
-from klrl.control.observation import BRIGHTEST, Layout, ObservationPart
+from klrl.control.env.observation import BRIGHTEST, Layout, ObservationPart
+from klrl.control.policy.networks import ACTIVATIONS, orthogonal
 
 #: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
 MakeCNN = Callable[[int], nn.Module]
@@ -276,3 +277,14 @@ def given_sizes(layout: Layout) -> Size | dict[str, Size]:
         if entry.kind != "mask"
     }
     return sizes if len(sizes) > 1 else next(iter(sizes.values()))
+
+
+#: How many synthetic observations a user's policy is tried on.
+TRIED = 6
+
+
+def synthetic_observations(layout: Layout | None, size: int, count: int) -> Tensor:
+    """Make synthetic observations [count, D], the same at every call, for trials of networks."""
+    if layout is not None:
+        return torch.from_numpy(layout.random_transports(np.random.default_rng(0), count))
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(0))

@@ -37,8 +37,11 @@ from torchrl.envs import EnvBase
 from klrl.base.errors import STOPS, ConfigError, EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.action_space import conversion, conversion_note, require_supported
-from klrl.control.answers import (
+from klrl.control.env.action_space import conversion, conversion_note, require_supported
+from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
+from klrl.control.env.gym_make import make_gym, wrappers_of
+from klrl.control.env.observation import Layout, Packed, flattened, layout_of
+from klrl.control.env.results import (
     FLAGS,
     NUMBERS,
     REAL,
@@ -48,12 +51,9 @@ from klrl.control.answers import (
     require_observation,
     require_picture,
 )
-from klrl.control.episodes import Episodes, Say, replayed, why_unrepeatable
-from klrl.control.gym_make import make_gym, wrappers_of
-from klrl.control.observation import Layout, Packed, flattened, layout_of
 
 if TYPE_CHECKING:
-    from klrl.control.mujoco_batch import MujocoBatch
+    from klrl.control.env.mujoco_batch import MujocoBatch
 
 T = TypeVar("T")
 
@@ -62,12 +62,12 @@ class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped in this process.
 
     The copies are stepped one by one or, for some MuJoCo tasks, as one batch with equal results
-    (:mod:`klrl.control.mujoco_batch`).
+    (:mod:`klrl.control.env.mujoco_batch`).
 
     ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
-    (:mod:`klrl.control.observation`). Actions are flat (:mod:`klrl.control.action_space`): float32
-    [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary. Box
-    actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
+    (:mod:`klrl.control.env.observation`). Actions are flat (:mod:`klrl.control.env.action_space`):
+    float32 [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
+    Box actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
 
     Args:
         env_id: a Gymnasium id.
@@ -113,7 +113,7 @@ class VectorGymEnv(EnvBase):
         entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
         several = batch and num_envs > 1 and self.layout is None
         if several and entry.startswith("gymnasium.envs.mujoco."):
-            from klrl.control.mujoco_batch import batch_of
+            from klrl.control.env.mujoco_batch import batch_of
 
             made = batch_of(make, first, num_envs)
             if isinstance(made, str):
@@ -381,7 +381,7 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
 
 
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
-    """Make the spec of the policy's flat actions [N, ...] (:mod:`klrl.control.action_space`)."""
+    """Make the spec of the flat actions [N, ...], see :mod:`klrl.control.env.action_space`."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)

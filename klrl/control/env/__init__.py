@@ -1,0 +1,1 @@
+"""Environments: simulators, spaces, copies and their episodes."""

@@ -1,0 +1,1 @@
+"""Actor and critic: networks, action distributions, acting."""

@@ -1,0 +1,1 @@
+"""A control run: rollout, KL, advantage, update and evaluation."""
