@@ -1,4 +1,4 @@
-"""``klrl verify RUN``: compares the recorded values of a run with recomputed values."""
+"""``klrl verify RUN``: looks for faults in the record of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from klrl.domains import CONTROL
 
 
 def verify_command(argv: list[str]) -> int:
-    """Print which recorded values were checked and which are wrong; return 1 if any is wrong."""
+    """Print what was checked and what is wrong; return 1 if anything is wrong."""
     args = parser().parse_args(argv)
 
     from klrl.runs.resume import stored_config
@@ -30,7 +30,7 @@ def verify_command(argv: list[str]) -> int:
         record = verify_run(args.run, args.device, args.model)
     told = {"ok": record.ok, **vars(record)}
     # json calls ``default`` on each Comparison in the record of a language run.
-    as_json = json.dumps(told, indent=1, default=lambda each: {**vars(each), "ok": each.ok})
+    as_json = json.dumps(told, indent=1, default=vars)
     print(as_json if args.json else escaped_lines("\n".join(record.lines)))
     if record.ok:
         return DONE
@@ -42,9 +42,9 @@ def parser() -> Parser:
     """Return the command's argument parser."""
     parser = Parser(
         prog="klrl verify",
-        description="Check a run's record: compare rows and settings with checkpoints' digests, "
-        "play the closing evaluations again, and for a language run recompute samples' prompts, "
-        "rewards, log-probs and KLs with plain transformers. Exit code 1 if something is wrong.",
+        description="Check a run: compare each row with itself, and settings and checkpoints with "
+        "their digests; play the closing evaluations again; for a language run recompute samples' "
+        "log-probs and KLs with plain transformers. Exit code 1 if something is wrong.",
     )
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")

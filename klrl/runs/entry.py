@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -171,20 +171,6 @@ class CheckpointEntry:
         with reading(_STATE):
             state = json.loads(read_plain(self.path / _STATE, _LARGEST))
             return decode(state.get(component), tensors)
-
-
-def whole_entries(
-    run: Path, damaged: Callable[[Path, DamagedEntry], None]
-) -> Iterator[CheckpointEntry]:
-    """Yield the intact entries of a run; call ``damaged`` for each damaged entry."""
-    for path in sorted(run.glob("checkpoints/*/frames-*")):
-        try:
-            entry = CheckpointEntry(path)
-            entry.check()
-        except DamagedEntry as error:
-            damaged(path, error)
-        else:
-            yield entry
 
 
 @contextmanager

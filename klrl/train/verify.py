@@ -1,39 +1,65 @@
-"""Verifies the settings, metrics, samples and closing evaluations that a run stored."""
+"""Verifies a run: its rows against themselves, its checkpoints and its closing evaluations."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
-from klrl.base.files import ROWS, read_plain
 from klrl.base.text import counted
-from klrl.config import JobConfig
-from klrl.domains import domain_of
+from klrl.config import JobConfig, LegacyKLConfig, RetrieveKLConfig
+from klrl.config.placement import OWN
+from klrl.domains import LANGUAGE, domain_of
 from klrl.runs.checkpoint import digests
-from klrl.runs.entry import CheckpointEntry, DamagedEntry, whole_entries
+from klrl.runs.entry import CheckpointEntry, DamagedEntry
 from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.resume import edited_settings
-from klrl.runs.rows import rows_so_far
+from klrl.runs.rows import read_rows
 from klrl.train.evaluate import CLOSING, EvaluationPlan
 from klrl.train.schedule import schedule
 
 #: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
 #: differs on other machines and versions, so there the allowed difference is one standard error.
 _SAME = 1e-3
-#: Entries of any run that are never checked.
-_UNSEEN = (
-    *("times", "losses and other training metrics, beyond their digests"),
-    *("evaluations before the closing one", "components of the samples' rewards"),
-    *("the seed of a control run", "command, machine and versions of the manifest"),
-    *("pictures and loggers' files", "digests that were recomputed after a change"),
-)
+#: Rounding errors: of a mean reward; of a mean KL in nats, and relative.
+_REWARD, _NATS, _SHARE = 1e-4, 1e-5, 1e-3
+#: Metrics that have a closed form, and so are never negative.
+_CLOSED = ("kl/ref/exact", "kl/ref/forward", "kl/old/exact")
+#: Largest difference of the exact KL and k1 over all rows, in standard errors.
+_ERRORS = 5
+#: A log-ratio, nats, that is so rare that no rollout may have it; it counts in the standard error.
+_RARE = 30.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference between recorded and recomputed numbers of samples, in nats per token."""
+
+    name: str
+    bounds: tuple[float, float]  # on the largest difference, and on the mean
+    samples: int  # how many were recomputed
+    largest: float
+    mean: float
+    root: float  # root mean square
+    place: str  # sample and token of the largest difference
+
+    @property
+    def ok(self) -> bool:
+        """Whether the largest and the mean difference are within ``bounds``."""
+        return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
+
+    @property
+    def line(self) -> str:
+        """The comparison as a line of text."""
+        largest = f"at most {self.largest:.2g} ({self.bounds[0]:.2g} allowed, {self.place})"
+        mean = f"on average {self.mean:.2g} ({self.bounds[1]:.2g} allowed)"
+        samples = counted(self.samples, "sample")
+        return f"{self.name} of {samples}: off by {largest}, {mean} nats per token"
 
 
 @dataclass
@@ -43,6 +69,7 @@ class Record:
     problems: list[str] = field(default_factory=list)  # what is false in the folder
     looked: list[str] = field(default_factory=list)  # what was checked
     unseen: list[str] = field(default_factory=list)  # what was not checked
+    measures: list[Comparison] = field(default_factory=list)  # of a language run's samples
 
     @property
     def ok(self) -> bool:
@@ -51,103 +78,139 @@ class Record:
 
     @property
     def lines(self) -> list[str]:
-        """The report; its last line names what was not checked."""
-        looked, unseen = "; ".join(self.looked), "; ".join(self.unseen)
-        return [*self.problems, f"checked: {looked}", f"not checked: {unseen}"]
+        """The report, a line each: what is wrong, what was checked and what was not."""
+        seen = [f"checked: {each}" for each in self.looked]
+        return [*self.problems, *seen, *(f"not checked: {each}" for each in self.unseen)]
 
 
-def verify_record(folder: Path, config: JobConfig, device: str, record: Record) -> None:
-    """Compare settings, metrics and samples with stored digests; repeat closing evaluations."""
+def verify_record(folder: Path, config: JobConfig, device: str, record: Record) -> list[Row]:
+    """Check settings, checkpoints, rows and closing evaluations of a run; return its rows."""
     files = RunFolder(folder)
     if edited := edited_settings(folder):
         record.problems.append(edited)
-    record.looked.append("settings against the manifest's digest")
-
-    def damaged(path: Path, error: DamagedEntry) -> None:
-        record.problems.append(f"checkpoint {path} is damaged ({error})")
-
-    entries = list(whole_entries(folder, damaged))
-    for file in (files.metrics, files.samples):
-        _compare(file, entries, record)
-    rows = whole_rows(folder, config, record)
-    _check_rows(rows, config, files.status, record)
+    entries = sorted(folder.glob("checkpoints/*/frames-*"))
+    for path in entries:
+        try:
+            CheckpointEntry(path).check()
+        except DamagedEntry as error:
+            record.problems.append(f"checkpoint {path} is damaged ({error})")
+    rows = read_rows(files.metrics, record.problems.append) if files.metrics.is_file() else []
+    rows = [{k: v for k, v in row.items() if v is not None and math.isfinite(v)} for row in rows]
+    record.problems += _missing(rows, config, files.status)
+    for row in rows:
+        for name, reason in _contradictions(row, config):
+            at = f"metrics.jsonl: iteration {row.get('iteration')}"
+            record.problems.append(f"{at}: {name} is {row[name]:.6g}, but {reason}")
+    record.problems += _exact_kl(rows, config)
+    record.looked += [f"settings and {counted(len(entries), 'checkpoint')} against digests"]
+    record.looked.append(f"{counted(len(rows), 'row')}, each against itself")
+    record.unseen += ["times, losses and evaluations before the closing one"]
     _evaluations(folder, config, rows, device, record)
-    record.unseen += _UNSEEN
-
-
-def whole_rows(folder: Path, config: JobConfig, record: Record) -> list[Row]:
-    """Return finite values of rows with iteration and frames; report others as problems."""
-    rows, needed = [], {"iteration", domain_of(config).axis}
-    for number, read in enumerate(rows_so_far(folder), 1):
-        row = {k: v for k, v in read.items() if v is not None and math.isfinite(v)}
-        for name in sorted({*needed, *read} - {*row}):
-            record.problems.append(f"metrics.jsonl: row {number} has no finite {name}")
-        rows += [row] * (needed <= {*row})
     return rows
 
 
-def _compare(file: Path, entries: list[CheckpointEntry], record: Record) -> None:
-    """Compare a file with each checkpoint's digest of the lines written before the checkpoint."""
-    content, seen = read_plain(file, ROWS) if file.is_file() else b"", 0
-    for entry in entries:
-        mark = entry.metadata.get("rows", {}).get(file.name, {})
-        length, place = int(mark.get("bytes", 0)), f"checkpoint {entry.path.name}"
-        if len(content) < length:
-            record.problems.append(
-                f"{file.name}: has {len(content):,} bytes, but had {length:,} at {place}"
-            )
-        elif length and hashlib.sha256(content[:length]).hexdigest() != mark.get("sha256"):
-            record.problems.append(f"{file.name}: its lines before {place} were changed")
-        seen = max(seen, length)
-    lines, later = (counted(x.count(b"\n"), "line") for x in (content[:seen], content[seen:]))
-    if seen:
-        record.looked.append(f"{lines} of {file.name} against digests")
-    if content[seen:]:
-        record.unseen.append(f"{later} of {file.name}, written after the last checkpoint")
+# ---------------------------------------------------------------------- rows against themselves
 
 
-def _check_rows(rows: Sequence[Row], config: JobConfig, status: object, record: Record) -> None:
-    """Check iterations and frames of the metrics; a finished run must have all iterations."""
-    done = [int(row["iteration"]) for row in rows]
+def _missing(rows: Sequence[Row], config: JobConfig, status: str) -> Iterator[str]:
+    """Yield a problem if iterations are missing; ``collector.patience`` may end a run early."""
+    done = [row.get("iteration") for row in rows]
+    first = min(done[0] or 0, 1) if done else 1
+    if done != [first + number for number in range(len(done))]:
+        yield "metrics.jsonl: rows of some iterations are missing"
+    last, ended = done[-1] if done else 0, status == "finished" and not config.collector.patience
+    if ended and last != config.iterations:
+        yield f"metrics.jsonl: ends with iteration {last}, but the run has {config.iterations}"
+
+
+def _contradictions(row: Row, config: JobConfig) -> Iterator[tuple[str, str]]:
+    """Yield each metric that contradicts others in its row, with the reason."""
     axis, size = domain_of(config).axis, config.frames_per_iteration
-    if any(i != min(done[0], 1) + number for number, i in enumerate(done)):
-        record.problems.append("metrics.jsonl: rows of some iterations are missing")
-    for row in rows:
-        if row.get(axis) != row["iteration"] * size:
-            told = f"has {axis}={row.get(axis)}, but each iteration has {size}"
-            record.problems.append(f"metrics.jsonl: iteration {row['iteration']} {told}")
-    last = done[-1] if done else 0
-    # collector.patience may end a run before its last iteration.
-    short = last < config.iterations and status == "finished" and config.collector.patience is None
-    if last > config.iterations or short:
-        told = f"ends with iteration {last}, but the run has {config.iterations}"
-        record.problems.append(f"metrics.jsonl: {told}")
+    if {axis, "iteration"} <= row.keys() and row[axis] != row["iteration"] * size:
+        yield axis, f"each iteration has {size}"
+    for name in _CLOSED:
+        if row.get(name, 0.0) < -_NATS:
+            yield name, "a KL is at least 0"
+    for name in row:
+        whole, length = f"{name}_seq", row.get("reward/episode_length", 0.0)
+        if whole in row and _differ(row[whole], row[name] * length, _NATS * length):
+            yield whole, f"{name} * reward/episode_length is {row[name] * length:.6g}"
+    if not {"reward/raw", "reward/shaped", "kl/ref/penalty", "kl/ref/coef"} <= row.keys():
+        return  # an evaluation before the first iteration
+    raw, coef = row["reward/raw"], row["kl/ref/coef"]
+    shaped = raw - row["kl/ref/penalty"]
+    if abs(row["reward/shaped"] - shaped) > _REWARD * max(1.0, abs(raw)):
+        yield "reward/shaped", f"reward/raw - kl/ref/penalty is {shaped:.6g}"
+    kl = _charged(config)
+    # In the environment the KL is charged before the log-probs of the sampled tokens are rescored.
+    early = isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step"
+    rounding = _NATS + (row.get("policy/gap", 0.0) if early else 0.0)
+    if kl in row and _differ(row["kl/ref/penalty"], coef * row[kl], coef * rounding):
+        yield "kl/ref/penalty", f"kl/ref/coef * {kl} is {coef * row[kl]:.6g}"
+
+
+def _charged(config: JobConfig) -> str:
+    """Return the metric that is charged to the reward; empty if none, or a custom estimator, is."""
+    kl = config.kl
+    if not isinstance(kl, RetrieveKLConfig):
+        return "kl/ref/k1" if isinstance(kl, LegacyKLConfig) else ""
+    if kl.placement == "loss" or kl.estimator == OWN:
+        return ""
+    return f"kl/ref/{kl.estimator}" if kl.divergence == "reverse" else "div/ref/charged"
+
+
+def _differ(one: float, other: float, rounding: float) -> bool:
+    return abs(one - other) > rounding + _SHARE * abs(other)
+
+
+def _exact_kl(rows: Sequence[Row], config: JobConfig) -> Iterator[str]:
+    """Yield a problem if the exact KL of all rows contradicts k1, its estimate in the same states.
+
+    k1 is the mean of r = log pi - log pi_ref at the N sampled actions, and has the mean KL and at
+    most the variance E[r^2] / N = 2 k2 / N. In 16 bits the actions come from a rounded policy mu,
+    with KL(mu||pi) = ``kl/ref/floor``. This changes the mean of r by at most 2 sqrt(floor k2), by
+    Cauchy-Schwarz and to second order in the rounding.
+    """
+    exact = k1 = rounding = 0.0  # nats in all rows
+    variance = _RARE**2
+    for row in (row for row in rows if {"kl/ref/exact", "kl/ref/k1", "kl/ref/k2"} <= row.keys()):
+        count = config.frames_per_iteration * 1.0
+        if config.domain == LANGUAGE.name:
+            count *= row["reward/episode_length"]
+        exact, k1 = exact + count * row["kl/ref/exact"], k1 + count * row["kl/ref/k1"]
+        variance += 2 * count * row["kl/ref/k2"]
+        of_mu = 2 * math.sqrt(max(row.get("kl/ref/floor", 0.0), 0.0) * row["kl/ref/k2"])
+        rounding += count * (of_mu + _NATS)
+    allowed = _ERRORS * math.sqrt(variance) + rounding
+    if abs(exact - k1) > allowed:
+        told = f"{exact:.6g} nats, but kl/ref/k1 to {k1:.6g} (at most {allowed:.3g} apart)"
+        yield f"metrics.jsonl: over all frames kl/ref/exact sums to {told}"
+
+
+# ------------------------------------------------------------------------- closing evaluations
 
 
 def _evaluations(
     folder: Path, config: JobConfig, rows: Sequence[Row], device: str, record: Record
 ) -> None:
-    """Repeat the closing evaluations of the last and best checkpoint; compare with ``rows``."""
-    end = rows[-1]["iteration"] if rows and config.collector.patience else config.iterations
-    last = next((row for row in rows if row["iteration"] == end), Row())
-    if not (config.eval.final and "eval/return" in last):
-        record.unseen.append("evaluations: the run has no closing evaluation")
+    """Repeat the closing evaluations of the last and best checkpoint; compare with the last row."""
+    files, last = RunFolder(folder), rows[-1] if rows else Row()
+    manifest = files.manifest
+    if not (config.eval.final and files.status == "finished" and "eval/return" in last):
+        record.unseen.append("closing evaluations of the checkpoints: there are none")
         return
-    manifest = RunFolder(folder).manifest
+    if manifest.get("repeatable") == "no":
+        record.unseen.append("closing evaluations: the manifest says repeatable: no")
+        return
     here = (manifest.get("host"), manifest.get("versions")) == (platform.node(), versions())
     if not here:
         why = "the manifest names a different host or versions"
         record.unseen.append(f"differences smaller than a standard error: {why}")
-    wrong = record.unseen if manifest.get("repeatable") == "no" else record.problems
-    if wrong is record.unseen:
-        record.unseen.append("closing evaluations that differ: the manifest says repeatable: no")
     domain = domain_of(config)
     size = schedule(config, domain.function("longest")(config)).closing
     plan = EvaluationPlan(CLOSING, size, config.eval.sampled, device_of(device))
     for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
         if f"{prefix}return" not in last:
-            if (folder / "checkpoints" / which).exists():
-                record.unseen.append("the best checkpoint, whose evaluation is not recorded")
             continue
         if digests(folder, which, ()) is None:
             record.problems.append(f"checkpoint {which}: no intact entry is left")
@@ -157,17 +220,13 @@ def _evaluations(
         except (EnvError, RewardError, NonFiniteError) as error:
             record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
             continue
-        names = list(played) if which == "last" else ["eval/return", "eval/return_se"]
-        compared = {name.replace("eval/", prefix): name for name in names if name in played}
+        compared = {name.replace("eval/", prefix): name for name in played}
+        compared = {label: name for label, name in compared.items() if label in last}
         record.looked.append(f"{', '.join(compared)}, computed again")
         for label, name in compared.items():
-            now = played[name]
-            told = f"but the {which} checkpoint has {now:.6g}"
-            allowed = 1e-6 + _SAME * abs(now)
+            now, allowed = played[name], 1e-6 + _SAME * abs(played[name])
             if not here:
                 allowed = max(allowed, played.get(f"{name}_se", 0.5 * abs(now)))
-            if label not in last:
-                missing = wrong if here else record.unseen
-                missing.append(f"{label}: not recorded, {told}")
-            elif not abs(last[label] - now) <= allowed:
-                wrong.append(f"{label}: recorded {last[label]:.6g}, {told}")
+            if not abs(last[label] - now) <= allowed:
+                told = f"recorded {last[label]:.6g}, but the {which} checkpoint has {now:.6g}"
+                record.problems.append(f"{label}: {told}")
