@@ -93,8 +93,8 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
         try:
             CheckpointEntry(path).check()
         except DamagedEntry as error:
-            name = path.relative_to(files.checkpoints)
-            record.problems.append(f"checkpoint {name} is damaged ({error})")
+            place = path.relative_to(files.checkpoints)
+            record.problems.append(f"checkpoint {place} is damaged ({error})")
     rows = read_rows(files.metrics, record.problems.append) if files.metrics.is_file() else []
     rows = [{k: v for k, v in row.items() if v is not None and math.isfinite(v)} for row in rows]
     record.problems += _missing(rows, config, files.status)
