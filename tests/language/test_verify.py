@@ -76,7 +76,13 @@ def test_one_wrong_number_is_found_and_placed(job, capsys, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("response_ids", []), ("kl", [0.0] * 9), ("log_probs", None), ("weights", None)],
+    [
+        ("response_ids", []),
+        ("prompt_ids", [-1]),
+        ("kl", [0.0] * 9),
+        ("log_probs", None),
+        ("weights", None),
+    ],
 )
 def test_a_line_that_is_no_sample_is_named(job, name: str, value: object) -> None:
     run = trained(job, "frames=16")
@@ -84,6 +90,15 @@ def test_a_line_that_is_no_sample_is_named(job, name: str, value: object) -> Non
     samples[1][name] = value
     write(run, "samples.jsonl", samples)
     assert verify_run(run).problems == ["samples.jsonl line 2: is not a valid sample"]
+
+
+def test_a_token_that_the_model_does_not_have_is_named(job) -> None:
+    run = trained(job, "frames=16")
+    samples = samples_of(run)
+    samples[1]["prompt_ids"][0] = 10**6
+    write(run, "samples.jsonl", samples)
+    (problem,) = verify_run(run).problems
+    assert problem.startswith("samples.jsonl line 2: has token id 1000000, but the model has ")
 
 
 def test_half_the_exact_kl_of_rows_is_named(job) -> None:

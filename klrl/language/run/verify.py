@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor, nn
 
 from klrl.base.files import ROWS, read_plain
@@ -67,8 +67,8 @@ class Sample(BaseModel):
 
     line: int = 0
     weights: int
-    prompt_ids: list[int] = Field(min_length=1)
-    response_ids: list[int] = Field(min_length=1)
+    prompt_ids: list[NonNegativeInt] = Field(min_length=1)
+    response_ids: list[NonNegativeInt] = Field(min_length=1)
     log_probs: list[float]
     ref_log_probs: list[float] = []
     kl: list[float] = []
@@ -91,8 +91,14 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     record, drawn = Record(), list[tuple[Sample, Recomputed]]()
     samples = _read_samples(folder, config, record)
     for weights, policy, reference in _policies(folder, config, model):
-        mine = [sample for sample in samples if sample.weights == weights]
-        drawn += [(each, recomputed(each, config, policy, reference)) for each in mine]
+        known = policy.model.get_input_embeddings().num_embeddings
+        for sample in [each for each in samples if each.weights == weights]:
+            if (highest := max(*sample.prompt_ids, *sample.response_ids)) < known:
+                drawn.append((sample, recomputed(sample, config, policy, reference)))
+                continue
+            samples.remove(sample)
+            told = f"has token id {highest}, but the model has {known} tokens"
+            record.problems.append(f"samples.jsonl line {sample.line}: {told}")
     rows = verify_record(folder, config, device, record)
     for compared in _measures(drawn, bounds_of(rows, config)) if drawn else ():
         record.measures.append(compared)
