@@ -50,7 +50,7 @@ BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
 }
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 def test_bad_runs_end_no_list_and_no_report(tmp_path: Path, shown: Shown) -> None:
     runs = tmp_path / "runs"
     write_run(runs / "good")

@@ -105,10 +105,6 @@ class Tab:
         feature = {"name": "prefers-color-scheme", "value": name}
         self.do("Emulation.setEmulatedMedia", features=[feature])
 
-    def point(self, x: float, y: float) -> None:
-        """Move the mouse there."""
-        self.do("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-
     def click_on(self, selector: str) -> None:
         """Click in the middle of the first element of a CSS selector."""
         x, y = self.middle(selector)
@@ -127,11 +123,6 @@ class Tab:
                 () => done(middle(element.getBoundingClientRect())))); }})"""
         )
         return x, y
-
-    def key(self, name: str) -> None:
-        """Press and let go of a key, as ``ArrowRight``."""
-        for kind in ("keyDown", "keyUp"):
-            self.do("Input.dispatchKeyEvent", type=kind, key=name, code=name)
 
 
 @contextmanager
