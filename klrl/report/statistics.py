@@ -152,7 +152,8 @@ def _reach(n: int) -> float:
 @np.errstate(over="ignore")  # rows may contain 1e308
 def estimate(values: Array) -> Estimate | None:
     """Estimate the mean over seeds, ignoring NaNs; None if all are NaN."""
-    x = values[np.isfinite(values)]
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x)]
     n = len(x)
     if not n:
         return None
