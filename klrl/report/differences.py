@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations
 
 from klrl.domains import LANGUAGE
@@ -21,7 +21,7 @@ from klrl.report.statistics import (
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of setting a minus mean of setting b."""
+    """Mean of setting a minus mean of setting b, which is no larger."""
 
     a: int
     b: int
@@ -37,16 +37,15 @@ class Difference:
         """True if the adjusted p is below 5 %."""
         return self.p < 1 - LEVEL
 
-    def turned(self) -> Difference:
-        """Return b minus a."""
-        value, low, high, more = -self.value, -self.high, -self.low, 1 - self.more
-        return replace(self, a=self.b, b=self.a, value=value, low=low, high=high, more=more)
-
 
 def differences_of(settings: Sequence[Setting], key: str = "return") -> list[Difference]:
-    """Compare the measure ``key`` of all pairs of settings with at least :data:`ENOUGH` seeds."""
+    """Compare the measure ``key`` of all pairs of settings with at least :data:`ENOUGH` seeds.
+
+    The pairs of the setting with the highest mean come first.
+    """
     seeds = [setting.seeds(key) for setting in settings]
     enough = [i for i in range(len(settings)) if len(seeds[i]) >= ENOUGH]
+    enough.sort(key=lambda i: -settings[i].value(key))
     pairs = [(a, b, _paired(settings[a], settings[b], key)) for a, b in combinations(enough, 2)]
     sums: list[Weighted] = [
         ([seeds[a] - seeds[b]], [1.0]) if paired else ([seeds[a], seeds[b]], [1.0, -1.0])
@@ -82,13 +81,7 @@ def front(settings: Sequence[Setting], differences: Sequence[Difference]) -> lis
     A setting is off the front if another has a significantly higher measure at an equal or lower
     mean KL. Settings with too few seeds for the test are off the front, too.
     """
-    if not differences:
-        return []
     kl = [setting.value("kl_ref") for setting in settings]
-    beaten = set()
-    for each in differences:
-        more, less = (each.a, each.b) if each.value > 0 else (each.b, each.a)
-        if each.significant and kl[more] <= kl[less]:
-            beaten.add(less)
+    beaten = {each.b for each in differences if each.significant and kl[each.a] <= kl[each.b]}
     compared = {i for each in differences for i in (each.a, each.b)}
     return sorted((i for i in compared - beaten if kl[i] == kl[i]), key=lambda i: kl[i])

@@ -79,10 +79,9 @@ def at_equal_kl(settings: Sequence[Setting]) -> Table:
 
 
 def differences(settings: Sequence[Setting], pairs: Sequence[Difference]) -> Table:
-    """Tabulate the differences of final returns: better minus worse, the best setting's first."""
+    """Tabulate the differences of final returns."""
     rows = []
-    turned = [each.turned() if each.value < 0 else each for each in pairs]
-    for pair in sorted(turned, key=lambda each: -settings[each.a].value("return")):
+    for pair in pairs:
         decimals = places(pair.value, (pair.high - pair.low) / 4)
         value = show(pair.value, decimals, signed=True)
         if pair.significant:
