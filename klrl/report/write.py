@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from klrl.base.files import make_folder, replace_file
 from klrl.base.text import counted, escaped, escaped_lines
@@ -28,10 +26,9 @@ from klrl.report.statistics import ENOUGH
 SHOWN = 7
 
 
-class Task(NamedTuple):
+class Section(NamedTuple):
     """The page's section of one task."""
 
-    name: str
     settings: list[Setting]
     charts: list[Drawing]
     boxes: list[int]  # the settings, in the order of their boxes: by return; the first are drawn
@@ -66,7 +63,7 @@ def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False
     return page
 
 
-def _task(key: str, settings: Sequence[Setting]) -> Task:
+def _task(key: str, settings: Sequence[Setting]) -> Section:
     """Compute one task's section of the page; draw its charts."""
     settings = measured(settings)
     keys = [key for key in ("return", "gold") if key in settings[0].values]
@@ -74,19 +71,17 @@ def _task(key: str, settings: Sequence[Setting]) -> Task:
     returns = np.nan_to_num([setting.value("return") for setting in settings], nan=-np.inf)
     boxes = np.argsort(-returns, kind="stable").tolist()
     charts = draw_charts(settings, pairs, key)
-    return Task(settings[0].task, settings, charts, boxes, pairs["return"])
+    return Section(settings, charts, boxes, pairs["return"])
 
 
 def _page(
-    tasks: Sequence[Task], jobs: Sequence[tuple[str, str]], inventory: Inventory, counts: str
+    tasks: Sequence[Section], jobs: Sequence[tuple[str, str]], inventory: Inventory, counts: str
 ) -> str:
     """Make the page's HTML; the template escapes all text that was read from a folder."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    files = PackageLoader("klrl.report", ".")
+    environment = Environment(loader=files, autoescape=True, undefined=StrictUndefined)
     commands = [each.commands[-1] for each in inventory.sweeps]
-    page = environment.from_string(_file("page.html")).render(
-        style=_file("page.css"),
+    page = environment.get_template("page.html").render(
         tables=tables,
         look_of=look_of,
         tasks=tasks,
@@ -103,11 +98,7 @@ def _page(
     return escaped_lines(page)
 
 
-def _file(name: str) -> Markup:
-    return Markup(resources.files("klrl.report").joinpath(name).read_text(encoding="utf-8"))
-
-
-def _write_summary(tasks: Sequence[Task], path: Path) -> None:
+def _write_summary(tasks: Sequence[Section], path: Path) -> None:
     """Write the estimates of every setting in full precision, task by task."""
     keys = list(dict.fromkeys(key for task in tasks for key in task.settings[0].estimates))
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm", "_worst": "least"}
@@ -117,7 +108,7 @@ def _write_summary(tasks: Sequence[Task], path: Path) -> None:
             estimates = [setting.estimates.get(key) for key in keys]
             cells = [each and getattr(each, of) for each in estimates for of in parts.values()]
             finished = sum(run.status == "finished" for run in setting.runs)
-            rows.append([task.name, setting.name, len(setting.runs), finished, *cells])
+            rows.append([setting.task, setting.name, len(setting.runs), finished, *cells])
     columns = [f"{key}{part}" for key in keys for part in parts]
     table: list[list[object]] = [["task", "setting", "seeds", "finished", *columns], *rows]
     text = io.StringIO(newline="")
