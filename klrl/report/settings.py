@@ -160,12 +160,9 @@ def other_jobs(inventory: Inventory, settings: Sequence[Setting]) -> list[tuple[
         if state != "finished, counted":
             what = f"{run.path}: {run.task}, {names[identity(run)]}, seed {run.seed}: {state}"
             found.append((state, f"{what} {run.manifest.get('error') or ''}"))
-    planned = [each for sweep in inventory.sweeps for each in sweep.jobs]
-    found += [
-        (job.status, f"{run.path}: {job.status} {job.error or ''}")
-        for run, job in planned
-        if not run.exists
-    ]
+    for folder, job in (each for sweep in inventory.sweeps for each in sweep.jobs):
+        if not folder.exists:
+            found.append((job.status, f"{folder.path}: {job.status} {job.error or ''}"))
     return sorted(found)
 
 
