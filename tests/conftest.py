@@ -111,8 +111,8 @@ def curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports draw the charts of the page alone; the PNGs and SVGs take most of the time."""
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports have no charts, which take most of the time."""
     monkeypatch.setattr("klrl.report.write.draw_charts", lambda *_: [])
 
 

@@ -24,7 +24,7 @@ def report_command(argv: list[str]) -> int:
         raise ConfigError(f"{' '.join(args.paths)}: no run there can be read")
     folder = Path(args.output or expanded(args.paths[0]) / "report")
     try:
-        write_report(inventory, folder, unfinished=args.unfinished, failed=args.failed)
+        write_report(inventory, folder, unfinished=args.unfinished)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -40,11 +40,4 @@ def parser() -> Parser:
         "-o", dest="output", metavar="FOLDER", help="where to write (default: PATH/report)"
     )
     parser.add_flag("--unfinished", "count running and interrupted runs too")
-    parser.add_argument(
-        "--failed",
-        choices=("last", "worst"),
-        default="last",
-        help="value of a failed run: its mean over the last tenth of its rows (default), or the "
-        "worst value of any run of the task",
-    )
     return parser

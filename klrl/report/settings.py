@@ -1,61 +1,80 @@
-"""Groups runs that differ only in their seed; lists unfinished and repeated jobs."""
+"""Selects the runs for the statistics, and groups those that differ only in their seed."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from klrl.base.text import escaped
 from klrl.config.choices import CHOICES
 from klrl.report.runs import Inventory, ReadRun
-from klrl.sweep.sweep_file import JobEntry
+from klrl.report.statistics import Array, Estimate
 
 _NUMBER = re.compile(r"(?<==)(-?\d+\.?\d*(?:e[+-]?\d+)?)(?![^ ])")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A group of runs that differ only in their seed."""
+    """A group of runs that differ only in their seed: a row of the tables, a curve."""
 
     name: str  # the values that distinguish it, such as ``kl.coef=0.1``
     runs: list[ReadRun]  # one per seed, in order of seeds
+    #: Measure.key -> a number per run, NaN for a run without one; see ``measures.measured``
+    values: dict[str, Array] = field(default_factory=dict)
+    #: Measure.key -> estimate over the runs; None if no run has a number
+    estimates: dict[str, Estimate | None] = field(default_factory=dict)
 
     @property
     def task(self) -> str:
         """The name of the environment."""
         return self.runs[0].task
 
+    @property
+    def finished(self) -> str:
+        """How many seeds finished: ``5`` if all did, else ``3 of 5``."""
+        every = len(self.runs)
+        finished = sum(run.status == "finished" for run in self.runs)
+        return str(every) if finished == every else f"{finished} of {every}"
 
-def group_runs(
-    runs: Sequence[ReadRun], names: Mapping[str, str]
-) -> tuple[list[Setting], list[ReadRun]]:
-    """Return settings in order of names (numbers by size), and the runs that they leave out.
+    def seeds(self, key: str) -> Array:
+        """Return a measure's numbers, [runs]; leave out the runs that have none."""
+        values = self.values.get(key, np.zeros(0))
+        return values[np.isfinite(values)]
 
-    If a job ran several times, its setting has the last finished run or, if none finished, the
-    last run. ``names`` comes from :func:`names_of`.
+    def value(self, key: str) -> float:
+        """Return the mean of a measure; NaN if no run has a number."""
+        estimated = self.estimates.get(key)
+        return estimated.value if estimated else float("nan")
+
+
+def count_runs(runs: Sequence[ReadRun], *, unfinished: bool = False) -> list[Setting]:
+    """Select the runs for the statistics; group them into settings, in order of names.
+
+    Includes finished runs with rows; failed runs, even without rows, since divergence is a result;
+    and, if ``unfinished``, interrupted and running runs with rows. If a job ran several times, the
+    run that finished last counts or, if none finished, the last run.
     """
-    groups: dict[str, dict[int, ReadRun]] = {identity(run): {} for run in runs}
-    replaced = []
 
     def outcome(run: ReadRun) -> tuple[bool, str, str]:
         started, ended = (str(run.manifest.get(name) or "") for name in ("started", "ended"))
         return run.status == "finished", ended or started, started
 
+    names, groups = names_of(runs), defaultdict[str, dict[int, ReadRun]](dict)
     for run in sorted(runs, key=outcome):
-        seeds = groups[identity(run)]
-        if run.seed in seeds:
-            replaced.append(seeds[run.seed])
-        seeds[run.seed] = run
-    settings = [
-        Setting(names[key], [seeds[seed] for seed in sorted(seeds)])
-        for key, seeds in groups.items()
-    ]
-    return sorted(settings, key=lambda setting: _by_size(setting.name)), replaced
+        if run.failed or (run.rows and (unfinished or run.status == "finished")):
+            groups[identity(run)][run.seed] = run
+    settings = [Setting(names[key], [of[i] for i in sorted(of)]) for key, of in groups.items()]
+    # Leave out tasks without a recorded row.
+    recorded = {each.task for each in settings if any(run.rows for run in each.runs)}
+    return sorted(
+        (each for each in settings if each.task in recorded), key=lambda each: _by_size(each.name)
+    )
 
 
 def _by_size(name: str) -> list[str | float]:
@@ -129,60 +148,25 @@ def show(value: object) -> str:
     return escaped(str(value))
 
 
-# ------------------------------------------------------------------------ jobs that are not counted
-
-
-#: Jobs are listed in this order of states; jobs in other states come last.
-_ORDER = ("failed", "refused", "interrupted", "running", "waiting")
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A job that did not finish, or is not in the statistics."""
-
-    folder: str
-    state: str  # its status, or why it is not counted
-    setting: str  # the setting's name, or the overrides of a job that never started
-    seed: str  # empty if it never started and its overrides have no seed
-    iterations: str  # number of recorded rows; empty if it never started
-    error: str
-    counted: bool = False  # True if it is in the statistics although it did not finish
-
-
-def other_jobs(
-    inventory: Inventory,
-    counted: Sequence[ReadRun],
-    replaced: Sequence[ReadRun],
-    names: Mapping[str, str],
-) -> list[LeftOut]:
-    """List all jobs except finished ones in ``counted``; ``names`` comes from :func:`names_of`."""
-    planned = [job for sweep in inventory.sweeps for job in sweep.jobs]
-    errors = {run.path.resolve(): job.error for run, job in planned}
-    among, again = {id(run) for run in counted}, {id(run) for run in replaced}
-    several = len({run.task for run in inventory.runs}) > 1
-    jobs = []
+def other_jobs(inventory: Inventory, settings: Sequence[Setting]) -> list[tuple[str, str]]:
+    """List the jobs that did not finish or do not count: the state of each, and a line on it."""
+    counted = {id(run) for setting in settings for run in setting.runs}
+    names, found = names_of(inventory.runs), []
     for run in inventory.runs:
-        counts = id(run) in among and id(run) not in again
-        if not counts or run.status != "finished":
-            error = str(run.manifest.get("error") or errors.get(run.path.resolve()) or "")
-            state = run.status if run.rows or run.status != "finished" else "finished, without rows"
-            state = "replaced by another run" if id(run) in again else state
-            name = f"{run.task}: " * several + names[identity(run)]
-            place, seed, rows = str(run.path), str(run.seed), str(run.rows)
-            jobs.append(LeftOut(place, state, name, seed, rows, error, counts))
-    jobs += [_never_begun(run.path, job) for run, job in planned if not run.exists]
-    return sorted(jobs, key=lambda job: [not job.state.startswith(each) for each in _ORDER])
+        state = run.status
+        if state == "finished" and id(run) not in counted:
+            state = "replaced by another run" if run.rows else "finished, without rows"
+        state += ", counted" * (id(run) in counted)
+        if state != "finished, counted":
+            what = f"{run.path}: {run.task}, {names[identity(run)]}, seed {run.seed}: {state}"
+            found.append((state, f"{what} {run.manifest.get('error') or ''}"))
+    for folder, job in (each for sweep in inventory.sweeps for each in sweep.jobs):
+        if not folder.exists:
+            found.append((job.status, f"{folder.path}: {job.status} {job.error or ''}"))
+    return sorted(found)
 
 
-def _never_begun(folder: Path, job: JobEntry) -> LeftOut:
-    """Describe a job whose folder contains no run, by its entry in ``sweep.json``."""
-    seed = next((each[5:] for each in job.overrides if each.startswith("seed=")), "")
-    overrides = " ".join(each for each in job.overrides if not each.startswith("seed="))
-    gone = "" if job.status in ("failed", "refused", "waiting") else ", but there is no run folder"
-    return LeftOut(str(folder), job.status + gone, overrides, seed, "", job.error or "")
-
-
-def count_states(jobs: Iterable[LeftOut]) -> str:
-    """Format the number of jobs per state: ``2 failed, 1 waiting``."""
-    counts = Counter(job.state for job in jobs)
+def count_states(jobs: Sequence[tuple[str, str]]) -> str:
+    """Format how many jobs do not count, by state: ``1 interrupted, 2 waiting``."""
+    counts = Counter(state for state, _ in jobs if not state.endswith(", counted"))
     return ", ".join(f"{number} {state}" for state, number in counts.items())

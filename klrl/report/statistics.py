@@ -143,26 +143,6 @@ def iqm(values: Array) -> Array:
     return np.sort(values, axis=0)[cut : len(values) - cut].mean(axis=0)
 
 
-def estimate(values: Array) -> Estimate | None:
-    """Estimate the mean over seeds, ignoring NaNs; None if all are NaN."""
-    return estimate_curve(np.asarray(values, float)[:, None])[0]
-
-
-def estimate_curve(values: Array) -> list[Estimate | None]:
-    """Apply :func:`estimate` to each point of a curve, [seeds, points]."""
-    recorded = np.isfinite(values)
-    estimates: list[Estimate | None] = [None] * values.shape[1]
-    # Estimate together all points at which the same seeds have values: such groups are few.
-    for mask in np.unique(recorded, axis=1).T:
-        n = int(mask.sum())
-        if not n:
-            continue
-        at = np.flatnonzero((recorded == mask[:, None]).all(axis=0))
-        for i, each in zip(at, _estimates(values[np.ix_(mask, at)]), strict=True):
-            estimates[i] = each
-    return estimates
-
-
 @cache
 def _reach(n: int) -> float:
     """Return half the width of the interval of a mean over n seeds, in standard errors."""
@@ -170,27 +150,25 @@ def _reach(n: int) -> float:
 
 
 @np.errstate(over="ignore")  # rows may contain 1e308
-def _estimates(seeds: Array) -> list[Estimate]:
-    """Make an estimate per column of [seeds, points]."""
-    n = len(seeds)
-    least, most = seeds.min(axis=0), seeds.max(axis=0)
-    mean, middle = (np.clip(each, least, most) for each in (seeds.mean(axis=0), iqm(seeds)))
-    error = seeds.std(axis=0, ddof=1) / math.sqrt(n) if n > 1 else np.zeros(seeds.shape[1])
+def estimate(values: Array) -> Estimate | None:
+    """Estimate the mean over seeds, ignoring NaNs; None if all are NaN."""
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x)]
+    n = len(x)
+    if not n:
+        return None
+    least, most = float(x.min()), float(x.max())
+    mean, middle = (float(np.clip(each, least, most)) for each in (x.mean(), iqm(x)))
     # The standard error of equal numbers is 0, apart from rounding errors.
-    columns = [mean, middle, least, most, np.where(least == most, 0.0, error)]
-    reach = _reach(n) if n >= ENOUGH else None
-    estimates = []
-    for value, of_middle, first, last, se in np.stack(columns).T.tolist():
-        low, high = (None, None) if reach is None else (value - reach * se, value + reach * se)
-        known = se if n > 1 else None
-        estimates.append(Estimate(value, low, high, n, of_middle, first, last, known))
-    return estimates
+    error = float(x.std(ddof=1)) / math.sqrt(n) if least < most else 0.0
+    reach = _reach(n) * error if n >= ENOUGH else math.nan
+    low, high = (None, None) if math.isnan(reach) else (mean - reach, mean + reach)
+    return Estimate(mean, low, high, n, middle, least, most, error if n > 1 else None)
 
 
-def at_equal_cost(cost: Array, gain: Array, levels: Array) -> Array:
-    """Interpolate gain linearly at the costs ``levels``; NaN outside the range of ``cost``."""
-    order = np.argsort(cost, kind="stable")
-    return np.interp(levels, cost[order], gain[order], left=np.nan, right=np.nan)
+def estimate_curve(values: Array) -> list[Estimate | None]:
+    """Apply :func:`estimate` to each point of a curve, [seeds, points]."""
+    return [estimate(each) for each in values.T]
 
 
 # ------------------------------------------------------------------------------------- Student's t

@@ -1,128 +1,118 @@
-"""Writes the offline page that compares runs: ``klrl report PATH... [-o FOLDER]``."""
+"""Writes a report: one self-contained page without a script, and its numbers in full as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from klrl.base.files import make_folder, replace_file
-from klrl.base.text import counted, escaped
-from klrl.report.charts import against_kl, first_shown, learning_curves
+from klrl.base.text import counted, escaped, escaped_lines
+from klrl.report import tables
 from klrl.report.differences import Difference, differences_of
-from klrl.report.measures import summary_lines
-from klrl.report.outcomes import count_runs
-from klrl.report.page import TaskSection, make_page
-from klrl.report.pictures import draw_chart, draw_charts
+from klrl.report.equal_kl import KNOBS
+from klrl.report.measures import measured
+from klrl.report.pictures import HEIGHT, WIDTH, Drawing, draw_charts, look_of
 from klrl.report.runs import Inventory
-from klrl.report.settings import LeftOut, Setting, count_states, names_of, other_jobs
+from klrl.report.settings import Setting, count_runs, count_states, other_jobs
+from klrl.report.statistics import ENOUGH
+
+#: At first, the page draws this many settings (groups of runs that differ only in their seed).
+SHOWN = 7
 
 
-def write_report(
-    inventory: Inventory, folder: Path, *, unfinished: bool = False, failed: str = "last"
-) -> Path:
-    """Write ``report.html``, the CSVs and the pictures; return the page's path.
+class Section(NamedTuple):
+    """The page's section of one task."""
+
+    settings: list[Setting]
+    charts: list[Drawing]
+    boxes: list[int]  # the settings, in the order of their boxes: by return; the first are drawn
+    differences: list[Difference]
+
+
+def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False) -> Path:
+    """Write ``report.html`` and ``summary.csv``; return the page's path.
 
     Args:
         inventory: the runs and sweeps.
         folder: the output folder; made if missing.
         unfinished: if True, the statistics include interrupted and running runs.
-        failed: the score of a failed run: its own final value (last), or the lowest of any run of
-            the task (worst).
     """
-    of = count_runs(inventory.runs, unfinished=unfinished)
-    stems = _stems(dict.fromkeys(setting.task for setting in of.settings))
+    counting = count_runs(inventory.runs, unfinished=unfinished)
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_folder(folder)
     tasks = [
-        _task(name, [each for each in of.settings if each.task == name], folder / stem, failed)
-        for name, stem in stems.items()
+        _task(f"chart-{i}", [setting for setting in counting if setting.task == name])
+        for i, name in enumerate(dict.fromkeys(setting.task for setting in counting))
     ]
-    runs = [run for setting in of.settings for run in setting.runs]
-    jobs = other_jobs(inventory, runs, of.replaced, names_of(inventory.runs))
+    jobs = other_jobs(inventory, counting)
+    runs = counted(sum(len(setting.runs) for setting in counting), "run")
+    left_out = f"; not counted: {states}" if (states := count_states(jobs)) else ""
     page = folder / "report.html"
-    replace_file(page, make_page(tasks, jobs, inventory))
+    replace_file(
+        page, _page(tasks, jobs, inventory, f"{runs} counted of {len(inventory.runs)}{left_out}")
+    )
     _write_summary(tasks, folder / "summary.csv")
-    _write_differences(tasks, folder / "differences.csv")
-    print(_summary(page, of.settings, jobs))
+    hint = "" if counting else "; --unfinished counts runs that did not finish"
+    print(escaped(f"{page}: {runs} in {counted(len(counting), 'setting')}{left_out}{hint}"))
     return page
 
 
-def _summary(page: Path, settings: Sequence[Setting], jobs: Sequence[LeftOut]) -> str:
-    """Summarise the page's contents in a line."""
-    runs = sum(len(setting.runs) for setting in settings)
-    left_out = [job for job in jobs if not job.counted]
-    parts = [f"{page}: {counted(runs, 'run')} in {counted(len(settings), 'setting')}"]
-    if left_out:
-        parts.append(f"not counted: {count_states(left_out)}")
-    if not runs and any(job.iterations not in ("", "0") for job in left_out):
-        parts.append("--unfinished counts runs that did not finish")
-    return escaped("; ".join(parts))
+def _task(key: str, settings: Sequence[Setting]) -> Section:
+    """Compute one task's section of the page; draw its charts."""
+    settings = measured(settings)
+    keys = [key for key in ("return", "gold") if key in settings[0].values]
+    pairs = {key: differences_of(settings, key) for key in keys}
+    returns = np.nan_to_num([setting.value("return") for setting in settings], nan=-np.inf)
+    boxes = np.argsort(-returns, kind="stable").tolist()
+    charts = draw_charts(settings, pairs, key)
+    return Section(settings, charts, boxes, pairs["return"])
 
 
-def _stems(names: Iterable[str]) -> dict[str, str]:
-    """Map each task to a unique prefix of its file names, made of letters, digits and ``_``."""
-    stems: dict[str, str] = {}
-    for name in names:
-        stem = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_") or "task"
-        again = sum(other == stem or other.startswith(f"{stem}_again") for other in stems.values())
-        stems[name] = f"{stem}_again{again}" if again else stem
-    return stems
+def _page(
+    tasks: Sequence[Section], jobs: Sequence[tuple[str, str]], inventory: Inventory, counts: str
+) -> str:
+    """Make the page's HTML; the template escapes all text that was read from a folder."""
+    files = PackageLoader("klrl.report", ".")
+    environment = Environment(loader=files, autoescape=True, undefined=StrictUndefined)
+    commands = [each.commands[-1] for each in inventory.sweeps]
+    page = environment.get_template("page.html").render(
+        tables=tables,
+        look_of=look_of,
+        tasks=tasks,
+        most=max((len(task.settings) for task in tasks), default=0),
+        jobs=[escaped(each) for each in (*(line for _, line in jobs), *inventory.skipped)],
+        counts=counts,
+        versions=sorted({str(run.manifest.get("klrl", "?")) for run in inventory.runs}),
+        commands=dict.fromkeys([*commands, *(run.command for run in inventory.runs)]),
+        enough=ENOUGH,
+        drawn=SHOWN,
+        knobs=" or ".join(KNOBS),
+        view=f"0 0 {WIDTH} {HEIGHT}",
+    )
+    return escaped_lines(page)
 
 
-def _task(name: str, settings: Sequence[Setting], stem: Path, failed: str) -> TaskSection:
-    """Make one task's section of the page; draw its charts."""
-    lines = summary_lines(settings, failed)
-    keys = [key for key in ("return", "gold", "eval_return") if key in lines[0].values]
-    differences: dict[str, list[Difference]] = {key: differences_of(lines, key) for key in keys}
-    curves, fronts = learning_curves(lines), against_kl(lines, differences)
-    charts, shown = [*fronts, *curves], first_shown(lines)
-    pictures = []
-    for what, drawn in (
-        ("curves", [chart for chart in curves if chart.result]),
-        ("frontier", fronts),
-        ("more", [chart for chart in curves if not chart.result]),
-    ):
-        if drawn:
-            pictures += draw_charts(drawn, shown, stem.with_name(f"{stem.name}_{what}"))
-    drawings = [(each, draw_chart(each, f"{stem.name}-{i}")) for i, each in enumerate(charts)]
-    return TaskSection(name, lines, drawings, shown, pictures, differences["return"])
-
-
-def _write_summary(tasks: Sequence[TaskSection], path: Path) -> None:
+def _write_summary(tasks: Sequence[Section], path: Path) -> None:
     """Write the estimates of every setting in full precision, task by task."""
-    keys = list(dict.fromkeys(key for task in tasks for key in task.lines[0].estimates))
-    parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
+    keys = list(dict.fromkeys(key for task in tasks for key in task.settings[0].estimates))
+    parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm", "_worst": "least"}
     rows = []
     for task in tasks:
-        for line in task.lines:
-            estimates = [line.estimates.get(key) for key in keys]
+        for setting in task.settings:
+            estimates = [setting.estimates.get(key) for key in keys]
             cells = [each and getattr(each, of) for each in estimates for of in parts.values()]
-            seeds = len(line.setting.runs)
-            finished = sum(run.status == "finished" for run in line.setting.runs)
-            rows.append([task.name, line.setting.name, seeds, finished, line.worst, *cells])
-    head = ["task", "setting", "seeds", "finished", "worst_return"]
-    _write_csv(path, [*head, *(f"{key}{part}" for key in keys for part in parts)], rows)
-
-
-def _write_differences(tasks: Sequence[TaskSection], path: Path) -> None:
-    def row(task: TaskSection, each: Difference) -> list[object]:
-        names = [task.lines[i].setting.name for i in (each.a, each.b)]
-        numbers = [each.value, each.low, each.high, each.p, each.more, each.least]
-        return [task.name, *names, *numbers, str(each.paired).lower()]
-
-    rows = [row(task, each) for task in tasks for each in task.differences]
-    head = ["task", "a", "b", "a_minus_b", "low", "high", "p_holm", "p_a_above_b", "least_seen"]
-    _write_csv(path, [*head, "paired"], rows)
-
-
-def _write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+            finished = sum(run.status == "finished" for run in setting.runs)
+            rows.append([setting.task, setting.name, len(setting.runs), finished, *cells])
+    columns = [f"{key}{part}" for key in keys for part in parts]
+    table: list[list[object]] = [["task", "setting", "seeds", "finished", *columns], *rows]
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(head)
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    csv.writer(text).writerows([_plain(cell) for cell in row] for row in table)
     replace_file(path, text.getvalue())
 
 

@@ -50,7 +50,7 @@ BAD: dict[str, tuple[dict, dict, dict, bool, bool]] = {
 }
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 def test_bad_runs_end_no_list_and_no_report(tmp_path: Path, shown: Shown) -> None:
     runs = tmp_path / "runs"
     write_run(runs / "good")
@@ -118,7 +118,7 @@ def sparse(path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 @pytest.mark.parametrize("make", [sparse, os.mkfifo, Path.mkdir])
 def test_what_has_no_end_is_one_run_that_is_skipped(make, tmp_path: Path, shown: Shown) -> None:
     """In place of each file that is read whole; a directory of that name is no run's file."""
@@ -150,7 +150,7 @@ WRONG: tuple[object, ...] = (
 )
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 def test_no_sweep_json_ends_the_list_of_all_runs(tmp_path: Path, shown: Shown) -> None:
     """Every value in it of every wrong type."""
     runs = tmp_path / "runs"

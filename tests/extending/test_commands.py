@@ -58,7 +58,7 @@ OWN = (
 
 
 @pytest.mark.integration
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 @pytest.mark.timeout(300)
 def test_own_parts_in_a_sweep_resume_evaluation_and_report(mine, klrl, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")

@@ -10,8 +10,6 @@ import torch
 
 from klrl.losses import line_search
 from klrl.losses.beta import make_beta_rule
-from klrl.report.measures import in_band
-from klrl.report.runs import find_runs
 from tests.conftest import QUICK
 from tests.losses.test_functional import KLPEN
 from tests.runs.commands import exits, rows_of
@@ -126,7 +124,7 @@ def test_proportional_is_its_formula_and_bounded() -> None:
 
 
 @pytest.mark.integration
-def test_an_annealed_target_is_held_recorded_and_counted_as_such(tmp_path: Path) -> None:
+def test_an_annealed_target_is_held_and_recorded(tmp_path: Path) -> None:
     """dtarg from .02 to .005 over 16 iterations, linear in the frames that are over."""
     words = ("loss=klpen_held", "loss.dtarg=0.02", "loss.dtarg_end=0.005", "optim.lr=0.01")
     more = ("optim.lr_floor=0.01", "frames=1024", "learner.epochs=10", "hydra.run.dir=run")
@@ -136,9 +134,6 @@ def test_an_annealed_target_is_held_recorded_and_counted_as_such(tmp_path: Path)
     assert [row["kl/old/target"] for row in rows] == pytest.approx(targets)
     away = [abs(math.log(row["kl/old/exact"] / t)) for row, t in zip(rows, targets, strict=True)]
     assert sum(a <= math.log(1.5) for a in away[2:]) / len(rows[2:]) >= 0.9
-    (run,) = find_runs([str(tmp_path / "run")]).runs
-    expected = [a <= math.log(1.5) for a in away[10:]]
-    assert in_band(run) == pytest.approx(sum(expected) / len(expected))
 
 
 @pytest.mark.integration

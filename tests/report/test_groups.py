@@ -5,8 +5,8 @@ from dataclasses import asdict
 import pytest
 
 from klrl.config.compose import job_config
-from klrl.report.outcomes import count_runs
 from klrl.report.runs import find_runs
+from klrl.report.settings import count_runs
 from tests.report.toys import write_run
 
 pytestmark = pytest.mark.integration
@@ -33,7 +33,7 @@ def settings_of(root, words, other, edits):
                 del settings[group][name]
         for seed in range(3 * i, 3 * i + 3):
             write_run(root / str(seed), seed=seed, config={**settings, "seed": seed})
-    return count_runs(find_runs([str(root)]).runs).settings
+    return count_runs(find_runs([str(root)]).runs)
 
 
 @pytest.mark.parametrize(

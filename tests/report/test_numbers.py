@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from klrl.report.charts import curve
-from klrl.report.measures import final, in_band
+from klrl.report.measures import curve, final
 from klrl.report.runs import find_runs
-from klrl.report.settings import group_runs, names_of
+from klrl.report.settings import count_runs
+from klrl.report.statistics import estimate_curve
 from tests.report.toys import ROWS, rows_of, write_run
 
 
@@ -23,44 +23,38 @@ def test_final_is_the_mean_of_the_last_tenth_else_the_last_recorded(tmp_path):
     assert final(run, "eval/return") == 7.0
 
 
-def test_in_band_counts_from_the_eleventh_iteration(tmp_path):
-    rows = rows_of()
-    for row, factor in zip(rows[10:], (1.4, 1 / 1.4, 1.6, 1 / 1.6, 1, 1, 1, 2, 0, 1), strict=True):
-        row["kl/old/exact"] = 0.01 * factor
-    assert in_band(one(tmp_path, rows=rows)) == pytest.approx(0.6)
-
-
 def test_curves_average_seeds_at_equal_frames_and_end_with_each_seed(tmp_path):
     for seed, (reward, rows) in enumerate([(0.0, 20), (4.0, 20), (100.0, 10)]):
         write_run(tmp_path / f"{seed}", seed=seed, rows=rows_of(reward)[:rows])
-    runs = find_runs([str(tmp_path)]).runs
-    setting = group_runs(runs, names_of(runs))[0][0]
-    points = curve(setting, "reward/episode")
-    assert [point.x for point in points] == [100.0 * i for i in range(1, ROWS + 1)]
-    y = [point.y for point in points]
+    (setting,) = count_runs(find_runs([str(tmp_path)]).runs)
+    x, seeds = curve(setting, "reward/episode")
+    assert x.tolist() == [100.0 * i for i in range(1, ROWS + 1)]
+    y = estimate_curve(seeds)
     # After 10 iterations two of the three are left.
     assert y[0].value == pytest.approx((-19 - 15 + 81) / 3)
     assert (y[0].seeds, y[10].seeds) == (3, 2)
     assert (y[19].value, y[19].least, y[19].most, y[19].low) == (2, 0, 4, None)
-    np.testing.assert_array_equal(points[19].seeds, [0, 4, np.nan])
-    # A failed one counts on, as it is asked.
-    points = curve(setting, "reward/episode", ends=[np.nan, np.nan, 90.0])
-    assert points[9].seeds == [-10, -6, 90]
-    assert points[19].seeds == [0, 4, 90]
-    assert points[19].y.value == pytest.approx(94 / 3)
+    # A failed run counts on with its final value.
+    path = tmp_path / "2" / "manifest.json"
+    path.write_text(path.read_text().replace("finished", "failed"))
+    (setting,) = count_runs(find_runs([str(tmp_path)]).runs)
+    _, seeds = curve(setting, "reward/episode")
+    np.testing.assert_array_equal(seeds[:, [9, 19]], [[-10, 0], [-6, 4], [90, 90]])
+
+
+def test_long_runs_have_a_point_per_interval_that_averages_its_rows(tmp_path):
+    rows = [{"frames": i, "reward/episode": float(i)} for i in range(1, 151)]
+    run = one(tmp_path, rows=rows)
+    (setting,) = count_runs([run])
+    x, seeds = curve(setting, "reward/episode")
+    assert x.tolist() == [*range(3, 151, 3)]
+    np.testing.assert_array_equal(seeds[0], x - 1)
 
 
 def test_the_evaluation_before_the_first_update_is_no_iteration(tmp_path):
-    rows = rows_of()
-    for row in rows[10:]:
-        row["kl/old/exact"] = 0.012
-    for row in rows[:10]:
-        row["kl/old/exact"] = 1.0
     first = {"iteration": 0, "frames": 0, "eval/return": -50.0}
-    run = one(tmp_path, rows=[first, *rows[:19]])
+    run = one(tmp_path, rows=[first, *rows_of()[:19]])
     # 19 iterations: the last tenth is one, not two.
     assert final(run, "reward/episode") == -1.0
-    assert in_band(run) == 1.0
-    setting = group_runs([run], names_of([run]))[0][0]
-    (point,) = curve(setting, "eval/return")[:1]
-    assert (point.x, point.y.value) == (0.0, -50.0)
+    x, seeds = curve(*count_runs([run]), "eval/return")
+    assert (x[0], seeds[0, 0]) == (0.0, -50.0)

@@ -3,9 +3,9 @@
 import pytest
 
 from klrl.report.differences import differences_of
-from klrl.report.measures import summary_lines
+from klrl.report.measures import measured
 from klrl.report.runs import find_runs
-from klrl.report.settings import group_runs, names_of
+from klrl.report.settings import count_runs
 from tests.report.toys import rows_of, write_run
 
 pytestmark = pytest.mark.integration
@@ -27,8 +27,7 @@ def write(root, coef=0.1, seeds=SEEDS, init=None, reference=None):
 
 
 def settings_of(root):
-    runs = find_runs([str(root)]).runs
-    return group_runs(runs, names_of(runs))[0]
+    return count_runs(find_runs([str(root)]).runs)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +100,8 @@ def test_seeds_that_start_from_runs_of_their_own_are_paired(tmp_path):
     for coef, init in ((0.1, BASE), (1.0, BASE), (2.0, "outputs/base/seed=0")):
         write(tmp_path, coef=coef, init=init)
     # Seed 1 starts from seed=1 in two of them, and from seed=0 in the third.
-    pairs = differences_of(summary_lines(settings_of(tmp_path)))
-    assert {(each.a, each.b): each.paired for each in pairs} == {
+    pairs = differences_of(measured(settings_of(tmp_path)))
+    assert {(min(each.a, each.b), max(each.a, each.b)): each.paired for each in pairs} == {
         (0, 1): True,
         (0, 2): False,
         (1, 2): False,

@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval, welch_p
 from klrl.report.statistics import (
-    at_equal_cost,
     chance_of_more,
     estimate,
     estimate_curve,
@@ -224,8 +223,3 @@ def test_nan_seeds_are_left_out_and_below_five_seeds_there_is_no_interval():
     assert whole.low < 0 < whole.high
     assert (four.value, four.low, four.high, four.seeds) == (2.5, None, None, 4)
     assert none is None
-
-
-def test_gain_at_equal_cost_is_linear_and_nowhere_else():
-    gains = at_equal_cost(np.array([3.0, 1]), np.array([10.0, 20]), np.array([0.5, 1.5, 3, 4]))
-    np.testing.assert_array_equal(gains, [np.nan, 17.5, 10, np.nan])

@@ -7,7 +7,7 @@ from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
-from klrl.report.__main__ import main
+from tests.runs.commands import exits
 
 ROWS = 20
 
@@ -131,29 +131,31 @@ def write_marked_up(root: Path, text: str = MARKUP):
 class Page(HTMLParser):
     """What a page holds, as a browser reads it.
 
-    ``cells`` of all tables, small lines after ``|``; ``charts``: (title, the script's data);
-    ``labels`` of the boxes.
+    ``cells`` of all tables, small lines after ``|``; ``charts``: title -> its SVG; ``labels`` of
+    the boxes.
     """
 
     def __init__(self, text):
         super().__init__()
-        self.links, self.ids, self.cells, self._cell, self._small = [], set(), [], False, ""
+        self.links, self.ids, self.cells, self._cell, self._small = [], [], [], False, ""
         self.tags, self.handlers = Counter(), []
         self.feed(text)
-        data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
-        titles = re.findall(r'<figure data-chart="(.*?)".*?<figcaption>(.*?)<', text)
-        self.charts = [(html.unescape(title), data[key]) for key, title in titles]
+        figures = re.findall(r"<figcaption>(.*?)<small>.*?(<svg.*?</svg>)", text, re.S)
+        self.charts = {html.unescape(title): svg for title, svg in figures}
         self.labels = [
             html.unescape(each) for each in re.findall("<span>(.*?)</span></label>", text)
         ]
-        self.commands = html.unescape(re.search(r'id="commands".*?<pre>(.*?)</pre>', text, re.S)[1])
+        self.jobs, self.commands = (
+            html.unescape("".join(re.findall(f'id="{of}".*?<pre>(.*?)</pre>', text, re.S)))
+            for of in ("jobs", "commands")
+        )
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.links += [v for k, v in attributes.items() if k in ("href", "src", "srcset")]
         self.handlers += [k for k in attributes if k.startswith("on")]
         self.tags[tag] += 1
-        self.ids.add(attributes.get("id"))
+        self.ids += [attributes["id"]] if "id" in attributes else []
         self._small = "|" if tag == "small" else ""
         if tag in ("td", "th"):
             # A row's first cell is its header.
@@ -167,15 +169,14 @@ class Page(HTMLParser):
         if self._cell:
             self.cells[-1] += self._small + text
 
-
-def told(chart, name):
-    """Of the points of a setting in a chart: the words for x, and for y and its seeds."""
-    (series,) = [each for each in chart["series"] if each["name"] == name]
-    return [tuple(point[2:]) for point in series["points"]]
+    def row(self, name, columns):
+        """The first cells of the first row of that name."""
+        i = self.cells.index(name)
+        return self.cells[i + 1 : i + 1 + columns]
 
 
 def page_of(root: Path, *words: str) -> tuple[str, Page]:
     """The page of the runs in a folder, as text and read."""
-    main([str(root), *words])
+    assert exits("report", str(root), *words) == 0
     text = (root / "report" / "report.html").read_text()
     return text, Page(text)

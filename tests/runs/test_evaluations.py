@@ -304,7 +304,7 @@ def test_an_environment_that_never_ends_has_no_return_and_no_best(capsys) -> Non
     assert any("eval/return" in row for row in rows_of("limited"))
 
 
-@pytest.mark.usefixtures("without_pictures")
+@pytest.mark.usefixtures("without_charts")
 def test_readers_take_a_row_without_an_iteration(capsys) -> None:
     assert exits(*WORDS, "hydra.run.dir=outputs/a") == 0
     assert exits(*WORDS, "seed=1", "hydra.run.dir=outputs/b") == 0
