@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeInt
@@ -91,7 +91,8 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     record, drawn = Record(), list[tuple[Sample, Recomputed]]()
     samples = _read_samples(folder, config, record)
     for weights, policy, reference in _policies(folder, config, model):
-        known = cast(nn.Embedding, policy.model.get_input_embeddings()).num_embeddings
+        embedding: Any = policy.model.get_input_embeddings()  # type: ignore[operator]
+        known = embedding.num_embeddings
         for sample in [each for each in samples if each.weights == weights]:
             if (highest := max(*sample.prompt_ids, *sample.response_ids)) < known:
                 drawn.append((sample, recomputed(sample, config, policy, reference)))
