@@ -114,7 +114,7 @@ def raise_stop(error: BaseException | None) -> None:
 def _text(error: BaseException | None) -> str:
     try:
         return str(error)
-    except Exception:  # __str__ is the user's code
+    except (Exception, SystemExit):  # __str__ is the user's code
         return "its text cannot be read"
 
 

@@ -214,7 +214,8 @@ class HeldKLController(_MultipliedKLController):
     above :data:`SWING` * target to below target / :data:`SWING` (a swing), or when a sampled KL is
     negative. So the gains fall until the KL stops swinging or P is near 0. With P = 0 the mean of x
     over n updates is (change of ln coef) / (n I), small for large n. m = limit / max(s, 1 / 4)^2: a
-    skewed KL swings, and limit would cut off its high values. Once a KL was negative, m = limit.
+    skewed KL swings, and limit would cut off its high values. While some of the last KLs were
+    negative (over :data:`FEW` of them, in an exponential mean), m = limit.
 
     At the start of a run the policy equals its reference, and the KL needs some updates to rise.
     In these updates a low KL does not mean that coef is too high. So coef is constant until the KL
@@ -237,6 +238,7 @@ class HeldKLController(_MultipliedKLController):
 
     RELEASE, RISE, WINDOW, PATIENCE = 0.8, 0.05, 5, 20
     SWING = 1.5
+    FEW, MEMORY = 0.01, 0.95
 
     def __init__(
         self,
@@ -258,7 +260,7 @@ class HeldKLController(_MultipliedKLController):
         self.frozen, self.updates = True, 0
         self.rising: list[float] = []  # the last KLs, while coef is constant
         self.error = 0.0  # the last update's x, clipped at +-limit
-        self.signed = False  # whether a KL was negative
+        self.negative = 0.0  # the share of negative KLs, an exponential mean
         self.share, self.above = 1.0, False  # s; whether a swing may end: KL was > SWING * target
         self.cut = 0.0  # the part of P x that a bound of coef cut off
 
@@ -272,7 +274,7 @@ class HeldKLController(_MultipliedKLController):
         if not self.frozen:
             self._damp(kl)
             share = max(self.share, 0.25)
-            most = self.limit / (1.0 if self.signed else share**2)
+            most = self.limit / (1.0 if self.negative > self.FEW else share**2)
             proportional = self.proportional * self.share**2
             step = self.integral * share * _clip(x, -most, most) + self.cut
             step += proportional * (self.error - before)
@@ -292,7 +294,8 @@ class HeldKLController(_MultipliedKLController):
         high = self.SWING if self.coef > self.coef_min else 1.0
         low = self.SWING if self.coef < self.coef_max else 1.0
         swung = self.above and kl < self.target / low
-        self.signed |= (negative := kl < -1e-6 * self.target)
+        negative = kl < -1e-6 * self.target
+        self.negative += (1 - self.MEMORY) * (negative - self.negative)
         if swung or negative:
             self.share /= 2
         self.above = kl > high * self.target or (self.above and not swung)
@@ -310,7 +313,17 @@ class HeldKLController(_MultipliedKLController):
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint."""
-        names = ("coef", "error", "frozen", "updates", "rising", "share", "above", "signed", "cut")
+        names = [
+            "coef",
+            "error",
+            "frozen",
+            "updates",
+            "rising",
+            "share",
+            "above",
+            "negative",
+            "cut",
+        ]
         return {name: getattr(self, name) for name in names}
 
 

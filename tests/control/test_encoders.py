@@ -43,13 +43,13 @@ def test_an_image_is_read_as_its_channels(shape) -> None:
 
 
 def test_a_board_is_divided_by_its_own_largest_value() -> None:
-    """By 255 if that is its largest, and by ``actor.scale`` if that is not 255."""
+    """Or by ``actor.scale``, if that is given."""
     env = VectorGymEnv("X", 1, make=lambda: Counted(7, board=True))
     (entry,) = env.layout.entries
     assert (entry.pixels, entry.high) == ((7, 5, 5), 1)
     board = torch.zeros(1, 5, 5, 7)
     board[..., 3] = 1
-    for scale, by in ((255.0, 1), (2.0, 2)):
+    for scale, by in ((None, 1), (2.0, 2), (255.0, 255)):
         config = CNNActorConfig(
             [8], "relu", True, init_std=1.0, arch="impala", scale=scale, name="cnn"
         )

@@ -45,7 +45,7 @@ def made(env_id: str, num_envs: int = 2, **how: object) -> VectorGymEnv:
 def agent_for(env) -> Agent:
     if not env.layout.images:
         return agent_of(env, "categorical")
-    config = CNNActorConfig([8], "relu", True, init_std=1.0, arch="impala", scale=255.0, name="cnn")
+    config = CNNActorConfig([8], "relu", True, init_std=1.0, arch="impala", scale=None, name="cnn")
     return make_agent(config, env, normalize=True, separate=False)
 
 
@@ -83,6 +83,9 @@ def test_nothing_is_lost_on_the_way() -> None:
         ((6, 7, 2), 1, "auto", (2, 6, 7)),
         ((6, 7, 30), 1, "auto", (30, 6, 7)),
         ((9, 9, 9), 1, "auto", (9, 9, 9)),
+        ((10, 9, 14), 1, "auto", (14, 10, 9)),
+        ((20, 10, 7), 1, "auto", (7, 20, 10)),
+        ((7, 10, 20), 15, "auto", (7, 10, 20)),
         ((4, 8, 8, 12), 1, "auto", (48, 8, 8)),
         ((84, 84, 4), 255, "auto", (4, 84, 84)),
         ((4, 84, 84), 255, "auto", (4, 84, 84)),

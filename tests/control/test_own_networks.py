@@ -82,7 +82,7 @@ def test_an_own_cnn_with_klrls_weights_is_klrls_cnn() -> None:
     """Channels, scale and leading dimensions as ``actor=cnn`` has them."""
     env = VectorGymEnv(CATCH, 2, seed=0)
     plain_config = CNNActorConfig(
-        [8], "relu", False, init_std=1.0, arch="nature", scale=255.0, name="cnn"
+        [8], "relu", False, init_std=1.0, arch="nature", scale=None, name="cnn"
     )
     plain = make_agent(plain_config, env, normalize=True, separate=False)
     own = agent_of(env, "Nature")

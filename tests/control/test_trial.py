@@ -49,7 +49,7 @@ def range_lines(space, actor: str = "mlp", init_std: float = 1.0) -> list[str]:
     plain = ([8], "tanh", False)
     config = GaussianActorConfig(*plain, init_std=init_std, name=actor)
     if actor == "cnn":
-        config = CNNActorConfig(*plain, init_std=1.0, arch="nature", scale=255.0, name="cnn")
+        config = CNNActorConfig(*plain, init_std=1.0, arch="nature", scale=None, name="cnn")
     if actor == "custom":
         config = CustomActorConfig(
             *plain, init_std=init_std, target=f"{__name__}:Loc", name="custom", distribution="auto"

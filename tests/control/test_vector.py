@@ -208,9 +208,7 @@ def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
     ):
         torch.manual_seed(1)
         env = make_env(gym(f"tests.control.toys:klrl-test/{toy}-v0", **kwargs), seed=3)
-        cnn = CNNActorConfig(
-            [8], "relu", True, init_std=1.0, arch="impala", scale=255.0, name="cnn"
-        )
+        cnn = CNNActorConfig([8], "relu", True, init_std=1.0, arch="impala", scale=None, name="cnn")
         images = env.layout is not None and env.layout.images
         agent = make_agent(cnn, env, normalize=True, separate=False) if images else agent_of(env)
         rollout = make(env, agent)

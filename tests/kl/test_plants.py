@@ -53,6 +53,18 @@ def test_held_holds_the_mean_of_a_kl_with_a_skewed_error(coef: float, spread: fl
     assert mean(runs) == pytest.approx(1, abs=0.02)
 
 
+def test_held_forgets_one_negative_kl() -> None:
+    """After it the clip of the integral is narrow for thirty updates only."""
+
+    def run(seed: int) -> float:
+        controller = HeldKLController(0.3, TARGET)
+        controller.frozen = False
+        controller.update(-1e-3)
+        return skewed(controller, 0.8, seed)
+
+    assert mean(map(run, range(30))) == pytest.approx(1, abs=0.02)
+
+
 @pytest.mark.parametrize("a", [0.2, 0.5, 0.8, 1.0])
 @pytest.mark.parametrize("g", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("bound", [0.2, 0.75, 0.9, 1.3, 4.0])

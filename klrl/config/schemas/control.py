@@ -125,7 +125,8 @@ class CNNActorConfig(GaussianActorConfig):
 
     #: nature: Mnih et al. 2015, images of at least 36 x 36; impala: Espeholt et al. 2018, any size
     arch: str = choice("nature", "impala")
-    scale: float = number(255.0, gt=0)  # divides pixels; 255: the upper bound of an image's space
+    #: divides pixels; null: the upper bound of the image's space
+    scale: Optional[float] = number(None, gt=0)
     #: widths of the layers after the CNN; of several observation keys each is encoded to hidden[0]
     hidden: list[int] = setting([512])
     activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers

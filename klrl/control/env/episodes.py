@@ -132,8 +132,8 @@ def why_unrepeatable(make: Make, timeout: float | None = None, say: Say = lambda
             unlike = (_difference(make, call, 0, [], shift) for shift in range(1, 7))
             if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
                 say(
-                    "episodes: copies with different seeds play the same one, given equal actions; "
-                    "for chance, call super().reset(seed=seed), and draw from self.np_random"
+                    "episodes: copies with seven different seeds begin the same one, given equal "
+                    "actions; for chance, call super().reset(seed=seed), and use self.np_random"
                 )
             # If even two new copies differ, the cause is draws from elsewhere, not state.
             return why + _STATE * bool(why and not _difference(make, call, 0, []))

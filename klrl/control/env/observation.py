@@ -75,9 +75,9 @@ class ObservationPart:
         if self.channels != "auto" or len(self.shape) == 2:
             return self.channels == "last" and len(self.shape) > 2
         a, b, c = self.shape[-3:]
-        # A board is the squarer one of a x b and b x c; of pictures, the channels are the fewer.
-        last, first = max(a, b) * min(b, c), max(b, c) * min(a, b)
-        return c <= a if self.high == BRIGHTEST or last == first else last < first
+        # A board is nearly square, a x b or b x c. Pictures and other boards have few channels.
+        last, first = (max(x, y) <= 1.25 * min(x, y) for x, y in ((a, b), (b, c)))
+        return c <= a if self.high == BRIGHTEST or last == first else last
 
     @property
     def pixels(self) -> tuple[int, int, int]:

@@ -259,7 +259,7 @@ def _trunk(
         return mlp([size, *config.hidden], config.activation)
     if layout.images and isinstance(config, CustomActorConfig):
         return mlp([size, 1], config.activation)  # placeholder for the user's networks
-    cnn, scale = None, 1.0
+    cnn, scale = None, None
     if isinstance(config, CNNActorConfig):
         cnn, scale = config.arch, config.scale
     from klrl.control.policy.encoders import Encoders, Mixed

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from klrl.control.env.observation import BRIGHTEST, Layout, ObservationPart
+from klrl.control.env.observation import Layout, ObservationPart
 from klrl.control.policy.networks import ACTIVATIONS, orthogonal
 
 #: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
@@ -29,7 +29,7 @@ class Encoders(nn.Module):
     """
 
     def __init__(
-        self, layout: Layout, width: int, activation: str, cnn: str | None, scale: float
+        self, layout: Layout, width: int, activation: str, cnn: str | None, scale: float | None
     ) -> None:
         super().__init__()
         self.layout, self.in_features = layout, layout.size
@@ -78,7 +78,11 @@ def cpu_has_bfloat16() -> bool:
 
 
 def _encoder(
-    entry: ObservationPart, width: int | None, activation: str, cnn: str | None, scale: float
+    entry: ObservationPart,
+    width: int | None,
+    activation: str,
+    cnn: str | None,
+    scale: float | None,
 ) -> tuple[nn.Module, int]:
     """Make an entry's encoder; also return its output width. ``width`` is None for a sole entry."""
     if entry.kind == "vector":
@@ -91,7 +95,7 @@ def _encoder(
         return Embedding(entry.counts, width), width
     assert cnn is not None
     stack = CNNS[cnn](entry.pixels[0])
-    images = Images(entry, stack, entry.high if scale == BRIGHTEST else scale)
+    images = Images(entry, stack, entry.high if scale is None else scale)
     if width is None:
         return images, images.out_features
     linear = orthogonal(nn.Linear(images.out_features, width), math.sqrt(2))

@@ -38,8 +38,11 @@ from klrl.language.data.prompts import Tokenizer, json_type
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 #: Copies of the weights in other formats, which are not fetched.
 UNWANTED_FILES = ("consolidated*", "original/*", "onnx/*")
-#: Constants, not weights, in files that older versions of transformers wrote.
-_CONSTANTS = re.compile(r"\.(attn|attention)\.(masked_)?bias$")
+#: In files that older versions of transformers wrote: constants, and parts of other tasks' heads.
+_UNUSED = re.compile(
+    r"\.(attn|attention)\.(masked_)?bias$|\.(causal_mask|inv_freq|position_ids|version)$"
+    r"|(^|\.)pooler\.|^cls\.seq_relationship\."
+)
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -208,7 +211,7 @@ def read_weights(
     missing, surplus, other = (
         sorted(loaded[1][name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
     )
-    surplus = [name for name in surplus if not _CONSTANTS.search(name)]
+    surplus = [name for name in surplus if not _UNUSED.search(name)]
     if kind is AutoModelForSequenceClassification:  # the head of another task changes no logit
         parts = {name for each in (model, model.base_model) for name, _ in each.named_children()}
         surplus = [name for name in surplus if name.partition(".")[0] in parts]
@@ -218,7 +221,7 @@ def read_weights(
     elif surplus:
         problem = (
             f"have {counted(len(surplus), 'weight')} that its config.json leaves out "
-            f"({surplus[0]}, ...); fix the config (its number of layers?), or load the model with "
+            f"({surplus[0]}, ...); fix the config (fewer layers?), or load the model with "
             "transformers and save it without them: from_pretrained(...).save_pretrained(FOLDER)"
         )
     elif other:

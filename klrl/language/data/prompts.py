@@ -136,9 +136,9 @@ def parse_row(row: object, origin: str) -> Prompt:
         _check_messages(content, origin, fields[0])
         tools_of(row, origin)
         if content[-1]["role"] == "assistant":
-            turn = content[-1].get("content")
-            said = content[-1]["tool_calls"] if turn is None else turn
-            answer = said if row.get("answer") is None else row["answer"]
+            calls = content[-1].get("tool_calls")
+            turn = None if calls else content[-1]["content"]
+            answer = (calls or turn) if row.get("answer") is None else row["answer"]
             rest = {"answer": answer, fields[0]: content[:-1]}
             return Prompt(content[:-1], {**row, **rest}, origin, turn)
     elif not isinstance(content, str):
