@@ -225,3 +225,4 @@ def test_a_signal_that_a_library_replaces_by_an_error_is_raised(before: int, mon
     monkeypatch.setattr("hydra.compose", loses)
     with pytest.raises(Interrupted):
         Composer().explained([f"seed={12345 + before}"])
+    assert len(calls) == before + 1
