@@ -83,8 +83,9 @@ class Interrupted(BaseException):
         return 128 + self.signum
 
 
-#: Requests to stop. User code fails by any other exception; SystemExit is no Exception either.
 STOPS = (KeyboardInterrupt, Interrupted)
+#: Failures of user code; :func:`user_code` turns other exceptions into ExitErrors.
+FAULTS = (Exception, SystemExit, GeneratorExit)
 
 
 @contextmanager

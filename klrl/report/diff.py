@@ -43,7 +43,7 @@ def _facts(run: ReadRun) -> dict[str, object]:
     if commit:
         # Keep twelve digits, and the + that marks uncommitted changes.
         facts["git_commit"] = commit[:12] + "+" * commit.endswith("+")
-    return {**facts, "status": run.status, "seed": run.seed, **run.manifest.get("versions", {})}
+    return {**facts, "status": run.status, "seed": run.seed, **(run.manifest.get("versions") or {})}
 
 
 def _unequal(first: Mapping[str, object], second: Mapping[str, object]) -> Rows:

@@ -40,7 +40,8 @@ _PACKAGES = (
 #: Entry of the manifest -> its type, and the type's name in messages.
 _KINDS: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("pid", "numerics"), (int, "number")),
-    **dict.fromkeys(("status", "started", "klrl", "resume", "id", "domain"), (str, "string")),
+    **dict.fromkeys(("status", "started", "klrl", "resume", "id"), (str, "string")),
+    **dict.fromkeys(("domain", "git_commit"), (str, "string")),
     **dict.fromkeys(("argv", "resumed", "planned", "side_failures"), (list, "list")),
     "versions": (dict, "table"),
 }
@@ -232,7 +233,7 @@ class RunFolder:
             "versions": versions(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
-            "resumed": [*before.get("resumed", []), start] if before else [],
+            "resumed": [*(before.get("resumed") or []), start] if before else [],
             # All values of ``frames`` so far; the learning rate decayed over them in turn.
             "planned": planned + [config.frames] * (planned[-1:] != [config.frames]),
             **more,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
-from klrl.base.errors import OwnerError, in_one_line
+from klrl.base.errors import FAULTS, OwnerError, in_one_line
 from klrl.base.text import warn
 
 STREAMS = ("stdout", "stderr")
@@ -40,7 +40,7 @@ class Guard:
             return None
         try:
             return function(*args, **kwargs)
-        except (Exception, SystemExit) as error:
+        except FAULTS as error:
             self.failed(part, error)
             return None
 

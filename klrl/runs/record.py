@@ -90,6 +90,7 @@ class Recorder:
 
     def samples(self, samples: Samples) -> None:
         """Write an iteration's responses; :meth:`record` then writes the iteration's row."""
+        self._files.check_owned()
         self._samples.log_all(samples)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log_samples, samples)

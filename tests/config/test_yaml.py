@@ -209,13 +209,20 @@ def test_a_signal_ends_a_process_that_composes() -> None:
         assert not told.strip()
 
 
-def test_a_signal_that_a_library_replaces_by_an_error_is_raised(monkeypatch) -> None:
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_signal_that_a_library_replaces_by_an_error_is_raised(before: int, monkeypatch) -> None:
+    """``before``: calls that fail without a signal; klrl composes again after the first."""
+    calls = []
+
     def loses(*_: object, **__: object) -> None:
+        calls.append(1)
         try:
-            raise Interrupted(signal.SIGTERM)
+            if len(calls) > before:
+                raise Interrupted(signal.SIGTERM)
         finally:
             raise ConfigAttributeError("half made")
 
     monkeypatch.setattr("hydra.compose", loses)
     with pytest.raises(Interrupted):
-        Composer().explained(["seed=12345"])
+        Composer().explained([f"seed={12345 + before}"])
+    assert len(calls) == before + 1

@@ -34,7 +34,7 @@ from torchrl.data import (
 )
 from torchrl.envs import EnvBase
 
-from klrl.base.errors import STOPS, ConfigError, EnvError, NonFiniteError
+from klrl.base.errors import FAULTS, ConfigError, EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
 from klrl.control.env.action_space import conversion, conversion_note, require_supported
@@ -266,9 +266,7 @@ class VectorGymEnv(EnvBase):
         except TookTooLong:
             limit = f"env.step_timeout={self._step_timeout:g}"
             raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
-        except STOPS:
-            raise
-        except BaseException as error:  # an environment may raise anything
+        except FAULTS as error:  # an environment may raise anything
             raise EnvError(f"{self._where(what)}: {fault(error)}") from error
 
     def _where(self, what: str) -> str:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from klrl.base.errors import STOPS, ConfigError, RewardError, in_one_line, with_line
+from klrl.base.errors import FAULTS, ConfigError, RewardError, in_one_line, with_line
 from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
@@ -79,6 +80,7 @@ BUILT_IN: Mapping[str, RewardFunction] = {
 }
 
 
+FAILURES = (*FAULTS, CancelledError)
 #: The largest absolute value of a reward.
 LARGEST = torch.finfo(torch.float32).max
 
@@ -173,9 +175,7 @@ class Reward:
         """Score B responses, each to its prompt: [B] float32 on the CPU, finite but for None."""
         try:
             returned = self._call(prompts, responses, extras)
-        except STOPS:
-            raise
-        except BaseException as error:  # also SystemExit, asyncio.CancelledError
+        except FAILURES as error:
             raise RewardError(self._failure(prompts, responses, extras, error)) from error
         return self._checked(prompts, responses, returned)
 
@@ -209,9 +209,7 @@ class Reward:
                 return failed
             try:
                 self._call(prompts[i : i + 1], responses[i : i + 1], extras and extras[i])
-            except STOPS:
-                raise
-            except BaseException as alone:
+            except FAILURES as alone:
                 reason = self._describe(alone, with_line)
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
@@ -283,14 +281,14 @@ def _number(value: Any) -> float:
     """Convert a score to float; raise a ValueError if float32 cannot hold it."""
     try:
         shown = f"{value!r:.40}"
-    except Exception:  # repr() may be the user's code; it also fails for huge ints
+    except FAILURES:  # repr() may be the user's code; it also fails for huge ints
         shown = f"a value of type {type(value).__name__}"
     try:
         # float() would parse the text "0.5" too.
         score = None if isinstance(value, str | bytes | bytearray) else float(value)
     except OverflowError:
         raise ValueError(f"{shown}, too large for float32") from None
-    except Exception:  # __float__ may raise anything
+    except FAILURES:  # __float__ may raise anything
         score = None
     if score is None:
         raise ValueError(f"{shown}, not a number")
