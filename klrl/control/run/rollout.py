@@ -50,8 +50,6 @@ class TorchRLRollout:
 
 # ------------------------------------------------------------------ running episodes, for resume
 
-ControlRollout = VectorRollout | TorchRLRollout
-
 
 class RunningEpisodes:
     """Checkpoint component with the running episodes and the state of their collector."""
@@ -86,7 +84,7 @@ class RunningEpisodes:
     def begin(
         self,
         iteration: int,
-        rollout: ControlRollout,
+        rollout: VectorRollout | TorchRLRollout,
         reseed: Callable[[], None],
         say: Callable[[str], None],
     ) -> None:
