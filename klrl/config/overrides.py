@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
@@ -175,8 +175,13 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
                 f"{override.input_line}: an interval has no list of values; add search=optuna, or "
                 "give values"
             )
+    values: dict[str, list[str]] = {}
     with explained(overrides, None, HydraException):
-        return BasicSweeper.split_arguments(parsed, max_batch_size=None)[0]
+        for each in parsed:
+            swept = each.is_sweep_override()
+            words = each.sweep_string_iterator() if swept else [each.get_value_element_as_str()]
+            values[each.get_key_element()] = [f"{each.get_key_element()}={word}" for word in words]
+    return [list(job) for job in itertools.product(*values.values())]
 
 
 def swept_keys(overrides: Sequence[str]) -> list[str]:

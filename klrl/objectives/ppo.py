@@ -85,7 +85,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
 
     def _set_in_keys(self) -> None:
         super()._set_in_keys()
-        reference = self.__dict__.get("_modules", {}).get("reference")
+        reference = getattr(self, "reference", None)  # not yet there in the constructor
         if reference is not None:
             self._in_keys = list(dict.fromkeys([*(self._in_keys or ()), *reference.in_keys]))
 

@@ -73,7 +73,7 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
         ["env.args={many:5000}", *COUNTED],
         ["env.args={many:7,board:true}", *COUNTED, "actor=cnn", "actor.arch=impala"],
         pytest.param(
-            ["env=hopper", "collector=torchrl", "kl=legacy", "kl.apply=step", "reference=ema"],
+            ["env=hopper", "kl=legacy", "kl.apply=step", "reference=ema"],
             marks=pytest.mark.slow,
         ),
         pytest.param(
@@ -105,14 +105,28 @@ def test_a_run_that_was_interrupted_is_the_one_that_was_not(words, capsys) -> No
 WRAPPED = "env.wrappers=[{target: tests.control.toys:Warming}]"
 
 
-@pytest.mark.parametrize("words", [UNSEEDED, DICE, [WRAPPED]], ids=["unseeded", "dice", "wrapper"])
-def test_an_environment_that_does_not_repeat_itself_begins_anew_and_says_so(words, capsys) -> None:
+TORCHRL = ["collector=torchrl", "env.normalize_reward=true"]
+NOT_SAVED = "collector=torchrl saves no episodes; collector=vector does"
+
+
+@pytest.mark.parametrize(
+    ("words", "repeatable", "why"),
+    [
+        *((words, "no", BEGINS) for words in (UNSEEDED, DICE, [WRAPPED])),
+        (TORCHRL, "yes", NOT_SAVED),
+        ([*DICE, *TORCHRL], "no", BEGINS),
+    ],
+    ids=["unseeded", "dice", "wrapper", "torchrl", "dice and torchrl"],
+)
+def test_a_run_whose_episodes_cannot_go_on_begins_anew_and_says_so(
+    words, repeatable, why, capsys
+) -> None:
     interrupted(words)
     told = capsys.readouterr().out
     begun, _, resumed = told.partition("resumed at 192 frames")
-    assert f"resume: a later resume will begin new episodes: {BEGINS}" in begun
-    assert f"resume: this run begins new episodes: {BEGINS}" in resumed
-    assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("no", "anew")
+    assert f"resume: a later resume will begin new episodes: {why}" in begun
+    assert f"resume: this run begins new episodes: {why}" in resumed
+    assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == (repeatable, "anew")
     assert [row["iteration"] for row in rows_of(PART)] == [1, 2, 3, 4, 5, 6]
 
 
@@ -153,13 +167,9 @@ def test_a_damaged_state_costs_a_checkpoint_and_no_bit(capsys) -> None:
     assert compare_bits(WHOLE, PART)[0]
 
 
-@pytest.mark.parametrize("collector", ["vector", "torchrl"])
-def test_an_environment_that_is_another_now_begins_anew_and_says_so(
-    collector, monkeypatch, capsys
-) -> None:
-    words = [*WORDS, *DRIFTING, f"collector={collector}"]
+def test_an_environment_that_is_another_now_begins_anew_and_says_so(monkeypatch, capsys) -> None:
     with pytest.raises(KeyboardInterrupt):
-        klrl.run(*words, folder=PART, callbacks=[EndsAt(4)])
+        klrl.run(*WORDS, *DRIFTING, folder=PART, callbacks=[EndsAt(4)])
     monkeypatch.setattr("tests.control.toys.Drifting.drift", 1.1)
     assert exits(f"resume={PART}") == 0
     told = capsys.readouterr().out

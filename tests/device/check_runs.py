@@ -147,8 +147,8 @@ class Stops(klrl.Callback):
         training.stop()
 
 
-#: Its actions are drawn from the device's generator.
-DRAWS = ("collector=torchrl", EAGER)
+#: The samples of its KL(old||new) are drawn from the device's generator.
+DRAWS = ("loss.kl_old=sampled", EAGER)
 
 
 def resumed(run: Path, *words: str) -> list[dict[str, float]]:

@@ -42,7 +42,7 @@ def batch_of(
     limit = np.inf
     for wrapper in wrappers_of(env):
         if type(wrapper) is TimeLimit:
-            limit = min(limit, wrapper._max_episode_steps)
+            limit = min(limit, wrapper.spec.max_episode_steps)
         elif type(wrapper) not in (OrderEnforcing, PassiveEnvChecker):
             why = f"no batch with {type(wrapper).__name__}"
     try:

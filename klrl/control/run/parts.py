@@ -169,8 +169,8 @@ class ControlParts(Parts):
         reseed = partial(self._copies.seed_episodes, seed)
         reseed()
         collector = factory("collector", self.config.collector, self.config.domain)
-        make = partial(collector, env, self.agent, self.config.collector.steps, self.device)
-        rollout = self._episodes.begin(iteration, make, reseed, say)
+        rollout = collector(env, self.agent, self.config.collector.steps, self.device)
+        self._episodes.begin(iteration, rollout, reseed, say)
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
         return rollout

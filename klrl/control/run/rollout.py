@@ -1,4 +1,4 @@
-"""Collect rollouts by TorchRL (``collector=torchrl``); save and restore running episodes."""
+"""Collect rollouts by TorchRL (``collector=torchrl``); save and restore klrl's own episodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 from torchrl.envs import TransformedEnv
 
 from klrl.base.errors import first_line
@@ -18,12 +18,14 @@ from klrl.control.run.vector import VectorRollout
 
 
 class TorchRLRollout:
-    """``collector=torchrl``: TorchRL's Collector; a rollout has ``steps`` steps of every copy."""
+    """``collector=torchrl``: TorchRL's Collector; a rollout has ``steps`` steps of every copy.
+
+    A resume begins new episodes: the Collector's ``state_dict`` lacks the running ones.
+    """
 
     def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
         from torchrl.collectors import Collector  # slow: imports all collectors
 
-        self._base = env.base_env
         self._collector = Collector(
             env,
             agent.actor,
@@ -45,40 +47,8 @@ class TorchRLRollout:
         """Close the collector and its environment."""
         self._collector.shutdown()
 
-    def restart(self) -> None:
-        """Begin new episodes with the next rollout."""
-        self._collector._make_carrier()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state at the start of the next rollout; empty if it cannot be saved.
-
-        The collector's own ``state_dict`` lacks the environment and the carrier, TorchRL's name for
-        the TensorDict with the next observation and the returns and lengths of running episodes.
-        """
-        episodes = self._base.episodes() if isinstance(self._base, VectorGymEnv) else None
-        if episodes is None:
-            return {}
-        return {
-            "episodes": episodes,
-            "carrier": self._collector._carrier.to_dict(),
-            "trajectories": self._collector._traj_pool.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore :meth:`state_dict`."""
-        self._base.play_again(state["episodes"])
-        before = self._collector._carrier
-        carrier = TensorDict({}, before.batch_size, before.device, before.names)
-        for key, value in TensorDict(state["carrier"], before.batch_size).items(True, True):
-            now = before.get(key, None)  # with a policy on a GPU, entries are on two devices
-            carrier.set(key, value.to("cpu" if now is None else now.device))
-        self._collector._carrier = carrier
-        self._collector._traj_pool.load_state_dict(state["trajectories"])
-
 
 # ------------------------------------------------------------------ running episodes, for resume
-
-ControlRollout = VectorRollout | TorchRLRollout
 
 
 class RunningEpisodes:
@@ -87,11 +57,11 @@ class RunningEpisodes:
     def __init__(self) -> None:
         self.repeatable = self.new = False
         self._why = "the run has not begun"  # reason why a resume begins new episodes, or empty
-        self._rollout: ControlRollout | None = None
+        self._rollout: VectorRollout | None = None
         self._loaded: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the collector's state; before :meth:`begin`, the loaded state."""
+        """Return the collector's state; before :meth:`begin`, the loaded one."""
         return self._loaded if self._rollout is None else self._rollout.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,44 +84,40 @@ class RunningEpisodes:
     def begin(
         self,
         iteration: int,
-        make: Callable[[], ControlRollout],
+        rollout: VectorRollout | TorchRLRollout,
         reseed: Callable[[], None],
         say: Callable[[str], None],
-    ) -> ControlRollout:
-        """Make the collector, and restore its loaded state.
+    ) -> None:
+        """Restore the loaded state in a new collector.
 
         If restoring fails, ``reseed`` seeds new episodes. ``say`` gets a line if this resume begins
         new episodes, or else if a later resume will.
         """
         loaded, self._loaded = self._loaded, {}
-        if "episodes" in loaded:
-            why = self._go_on(loaded, make, reseed)
-            if why:  # the failed replay overrides the result of prove()
+        if isinstance(rollout, VectorRollout):
+            self._rollout = rollout
+        else:
+            self._why = self._why or "collector=torchrl saves no episodes; collector=vector does"
+        if self._rollout is not None and "episodes" in loaded:
+            why = _go_on(self._rollout, loaded, reseed)
+            if why:  # the failed replay overrides the result of the test before the run
                 self.repeatable, self._why = False, why
         else:
-            self._rollout = make()
             why = self._why or f"the checkpoint has no episodes, or one had over {LONGEST:,} steps"
-        assert self._rollout is not None
         self.new = iteration > 0 and bool(why)
         if self.new:
             say(f"resume: this run begins new episodes: {why}")
         elif self._why:
             say(f"resume: a later resume will begin new episodes: {self._why}")
-        return self._rollout
 
-    def _go_on(
-        self,
-        loaded: Mapping[str, Any],
-        make: Callable[[], ControlRollout],
-        reseed: Callable[[], None],
-    ) -> str:
-        """Make the collector and restore a state; return why this failed, else an empty string."""
-        with generators_kept():  # TorchRL's collector draws random numbers when it is made
-            rollout = self._rollout = make()
-            try:
-                rollout.load_state_dict(loaded)
-            except Exception as error:  # a changed environment may raise anything
-                reseed()
-                rollout.restart()
-                return f"{type(error).__name__}: {first_line(error)}"
-        return ""
+
+def _go_on(rollout: VectorRollout, loaded: Mapping[str, Any], reseed: Callable[[], None]) -> str:
+    """Restore a state; return why this failed, else an empty string."""
+    with generators_kept():  # an environment may draw from them
+        try:
+            rollout.load_state_dict(loaded)
+        except Exception as error:  # a changed environment may raise anything
+            reseed()
+            rollout.restart()
+            return f"{type(error).__name__}: {first_line(error)}"
+    return ""

@@ -66,7 +66,7 @@ def convert(folder: Path) -> None:
         # transformers 5.23 refuses to save a model that was read from a GGUF file, even in float32.
         config = read.config
         del config.quantization_config
-        config._name_or_path = ""
+        config.name_or_path = ""
         model = type(read)(config)
         model.load_state_dict(read.state_dict())
         model.generation_config = read.generation_config

@@ -29,7 +29,7 @@ class Service:
         shells = [part.clone() for part in self.parts]
         for shell in shells:
             for name in ("model", "ref_model", "tokenizer"):
-                if name in shell._modules or name in shell.__dict__:
+                if hasattr(shell, name):
                     setattr(shell, name, None)
         return shells
 
