@@ -313,18 +313,8 @@ class HeldKLController(_MultipliedKLController):
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint."""
-        names = [
-            "coef",
-            "error",
-            "frozen",
-            "updates",
-            "rising",
-            "share",
-            "above",
-            "negative",
-            "cut",
-        ]
-        return {name: getattr(self, name) for name in names}
+        names = ["coef", "error", "frozen", "updates", "rising", "share", "above"]
+        return {name: getattr(self, name) for name in [*names, "negative", "cut"]}
 
 
 class OwnKLController(FixedKLController):
