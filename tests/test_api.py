@@ -314,7 +314,7 @@ def test_the_parts_are_attributes_and_imported_when_they_are_asked_for() -> None
         "assert {'run', 'compose', 'load_run', 'load_policy', 'kl', 'losses'} <= set(dir(klrl))\n"
         "try: klrl.nothing\nexcept AttributeError as e: assert 'nothing' in str(e)\n"
         "else: raise SystemExit(1)\n"
-        "import klrl.kl.llm\n"
+        "import klrl.envs.llm.transforms.kl\n"
         "assert 'transformers.models' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

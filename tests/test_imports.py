@@ -6,11 +6,8 @@ there is imported until it is asked for.
 """
 
 import ast
-import importlib
-import runpy
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +31,7 @@ FLOORS = (
     {"report"},
     {"api"},
     {"cli"},
-    {"__main__", "evaluate", "diff", "plan"},
+    {"__main__"},
 )
 
 
@@ -157,28 +154,6 @@ def test_the_torchrl_face_imports_kl_alone() -> None:
     }
     rooms = {other.split(".")[1] for others in face.values() for other in others}
     assert rooms == {"base", "envs", "kl", "objectives"}
-
-
-def test_a_public_name_is_its_module() -> None:
-    module = importlib.import_module("klrl.envs.llm.transforms.kl")
-    assert importlib.import_module("klrl.kl.llm") is module
-
-
-COMMANDS = (
-    *("klrl.evaluate", "klrl.diff", "klrl.plan"),
-    *("klrl.report.__main__", "klrl.doctor.__main__"),
-)
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # runpy's own
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_runs_as_a_module_imported_or_not(name: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(sys, "argv", ["klrl", "--help"])
-    for _ in range(2):
-        with suppress(SystemExit):
-            runpy.run_module(name.removesuffix(".__main__"), run_name="__main__")
-        assert "klrl " in capsys.readouterr().out
-        importlib.import_module(name)
 
 
 #: Lines of klrl that a control run without logger and evaluation may load.

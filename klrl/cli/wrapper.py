@@ -8,8 +8,7 @@ import select
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
@@ -55,20 +54,6 @@ def run_command(name: str, argv: list[str]) -> int:
 
 #: Commands that may import the code that a run's settings name. They accept ``trust=RUN``.
 _IMPORTING = ("run", "evaluate", "record", "kl", "export", "verify", "plan")
-
-
-def as_module(command: str, name: str) -> Callable[..., None]:
-    """Make ``main(argv)`` of the module ``name``; call it on ``sys.argv`` under ``python -m``."""
-
-    def main(argv: Sequence[str] | None = None) -> None:
-        arguments = list(sys.argv[1:] if argv is None else argv)
-        code = exit_code(f"klrl {command}", partial(run_command, command), arguments)
-        if code != DONE:
-            sys.exit(code)
-
-    if name == "__main__":
-        main()
-    return main
 
 
 def exit_code(name: str, command: Command, argv: list[str]) -> int:

@@ -6,7 +6,8 @@ this package loads neither TorchRL's environments nor Ray nor transformers.
 
 from klrl.base.imports import lazy_attribute
 
-_WHERE = {
+#: Name -> the module that defines it; the packages of :mod:`klrl.envs` take theirs from here.
+WHERE = {
     "AdaptiveKLController": "klrl.kl.controllers",
     "DualKLController": "klrl.kl.controllers",
     "FixedKLController": "klrl.kl.controllers",
@@ -28,11 +29,11 @@ _WHERE = {
     "freeze": "klrl.kl.reference",
     "masked_mean": "klrl.kl.estimators",
 }
-__all__ = list(_WHERE)
+__all__ = list(WHERE)
 
 
 def __getattr__(name: str) -> object:
-    return lazy_attribute(__name__, _WHERE, name)
+    return lazy_attribute(__name__, WHERE, name)
 
 
 def __dir__() -> list[str]:

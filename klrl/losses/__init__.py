@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from klrl.base.imports import lazy_attribute
 from klrl.losses.beta import BetaRule, DoublingBeta, ForwardBeta, make_beta_rule
 from klrl.losses.policy import PolicyLoss
+from klrl.objectives import WHERE
 
 if TYPE_CHECKING:
     from klrl.objectives.ppo import BetaHook, ClipPPOLoss, KLPENPPOLoss
 
-_WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
 __all__ = [
     "BetaHook",
     "BetaRule",
@@ -27,4 +27,4 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    return lazy_attribute(__name__, _WHERE, name)
+    return lazy_attribute(__name__, WHERE, name)

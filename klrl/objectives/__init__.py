@@ -2,9 +2,9 @@
 
 from klrl.base.imports import lazy_attribute
 
-_WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
-__all__ = list(_WHERE)
+WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
+__all__ = list(WHERE)
 
 
 def __getattr__(name: str) -> object:
-    return lazy_attribute(__name__, _WHERE, name)
+    return lazy_attribute(__name__, WHERE, name)

@@ -38,7 +38,7 @@ def test_without_proc_a_process_is_known_by_its_start(monkeypatch) -> None:
     assert process_start(child.pid) is None
 
 
-@pytest.mark.parametrize("words", [["-m", "klrl", "--version"], ["-m", "klrl.evaluate", "run"]])
+@pytest.mark.parametrize("words", [["-m", "klrl", "--version"], ["-m", "klrl", "evaluate", "run"]])
 def test_on_windows_one_line_names_wsl(words: list[str]) -> None:
     """As there: Python has no module fcntl."""
     Path("sitecustomize.py").write_text("import sys\nsys.modules['fcntl'] = None\n")

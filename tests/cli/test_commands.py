@@ -16,25 +16,6 @@ from klrl.base.errors import ConfigError, Interrupted, NonFiniteError
 from klrl.cli.main import COMMANDS
 from tests.runs.commands import exits
 
-#: Those that are modules of their own too, as ``python -m klrl.evaluate``.
-MODULES = {
-    "evaluate": "klrl.evaluate",
-    "report": "klrl.report.__main__",
-    "diff": "klrl.diff",
-    "plan": "klrl.plan",
-    "doctor": "klrl.doctor.__main__",
-}
-
-
-def end_of(module: str, *words: str) -> int:
-    """The same of ``python -m MODULE``, which only leaves the process where it must."""
-    try:
-        importlib.import_module(module).main(words)
-    except SystemExit as stop:
-        return stop.code
-    return 0
-
-
 ENDS = {
     "done": (lambda: 0, 0, ""),
     "refused": (lambda: throw(ConfigError("kl.coef=x: no")), 2, "{name}: kl.coef=x: no\n"),
@@ -69,9 +50,6 @@ def test_every_command_ends_in_the_same_way(monkeypatch, capsys, command: str, c
     assert exits(command) == code
     name = "klrl" if command == "run" else f"klrl {command}"
     assert capsys.readouterr().err == told.format(name=name)
-    if command in MODULES:
-        assert end_of(MODULES[command]) == code
-        assert capsys.readouterr().err == told.format(name=name)
     assert signal.getsignal(signal.SIGTERM) == before
 
 

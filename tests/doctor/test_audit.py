@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.audit.by_hand import COEFFICIENTS, Responses, cells
 from klrl.doctor import audit
-from klrl.doctor.__main__ import main
+from tests.runs.commands import exits
 
 RIGHT = """
 SYSTEM = "one"
@@ -47,7 +47,7 @@ def adapters(tmp_path: Path, monkeypatch) -> Path:
 
 
 def test_cells_are_sums_by_hand_and_verdicts_the_doctors(adapters: Path, capsys) -> None:
-    main(["--audit", str(adapters), "--json"])
+    assert exits("doctor", "--audit", str(adapters), "--json") == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["system"], row["stale"], row["length"]) for row in rows] == [
         (system, stale, length)
@@ -83,7 +83,7 @@ def test_another_factor_than_coef_is_told(tmp_path: Path, monkeypatch, capsys) -
     (tmp_path / "adapter_c.py").write_text(RIGHT.replace("coef *", "2 * coef *"))
     monkeypatch.setattr(audit, "LENGTHS", (1,))
     monkeypatch.setattr(audit, "STALE", (1,))
-    main(["--audit", str(tmp_path)])
+    assert exits("doctor", "--audit", str(tmp_path)) == 0
     last = capsys.readouterr().out.splitlines()[-1].split()
     assert last == [
         "one",

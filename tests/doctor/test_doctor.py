@@ -10,17 +10,17 @@ import torchrl.data
 import torchrl.envs.transforms
 from torchrl.modules import TanhNormal
 
-from klrl.doctor.__main__ import main
 from klrl.kl import estimators as divergence
+from tests.runs.commands import exits
 
 
 def test_the_doctors_dozen_and_the_parity_are_right(capsys) -> None:
-    main(["--json"])
+    assert exits("doctor", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert len(told) == 16
     assert {line["name"] for line in told[10:]} == {"reward", "kl_penalty", "ref_log_prob"}
     assert all(line["ok"] for line in told)
-    main([])
+    assert exits("doctor") == 0
     found = re.findall(r"found +(\S+)", capsys.readouterr().out)
     assert found == ["0"] * 3 + ["0.3023"] + ["0"] * 12  # rounding errors are no findings
 
@@ -29,9 +29,7 @@ def test_the_doctors_dozen_and_the_parity_are_right(capsys) -> None:
 def test_a_broken_estimator_is_found(monkeypatch, capsys, name: str) -> None:
     whole = divergence.ESTIMATORS[name]
     monkeypatch.setitem(divergence.ESTIMATORS, name, lambda ratio: whole(-ratio) * 1.1)
-    with pytest.raises(SystemExit) as stop:
-        main([])
-    assert stop.value.code == 1
+    assert exits("doctor") == 1
     assert "OFF" in capsys.readouterr().out
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from klrl.doctor.__main__ import main
 from klrl.doctor.loss import LossReport, examine_loss, report_text
 from klrl.doctor.problems import KINDS, Problem
 from klrl.doctor.user_loss import COEF
 from tests.doctor.test_problems import tables
+from tests.runs.commands import exits
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "losses.py"
 ONE, THREE, MANY = (kind.name for kind in KINDS)
@@ -286,16 +286,14 @@ def test_the_same_numbers_each_time_and_torchs_generator_untouched(mine: Path) -
 
 
 def test_command_and_json(mine: Path, capsys) -> None:
-    main(["--loss", f"{mine}:prints", "--seeds", "3", "--json"])
+    assert exits("doctor", "--loss", f"{mine}:prints", "--seeds", "3", "--json") == 0
     said = capsys.readouterr()
     assert "hello" in said.err
     told = json.loads(said.out)
     assert told["ok"]
     assert [kind["name"] for kind in told["kinds"]] == [ONE, THREE, MANY]
     assert told["kinds"][0]["cosine"]["min"] == pytest.approx(1.0)
-    with pytest.raises(SystemExit) as stop:
-        main(["--loss", f"{mine}:half_forward", "--seeds", "3", "--json"])
-    assert stop.value.code == 1
+    assert exits("doctor", "--loss", f"{mine}:half_forward", "--seeds", "3", "--json") == 1
     told = json.loads(capsys.readouterr().out)
     assert not told["ok"]
     assert told["kinds"][0]["faults"][0]["code"] == "mixture"

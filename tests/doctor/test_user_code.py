@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from klrl.base.errors import ConfigError
-from klrl.doctor.__main__ import main
 from klrl.doctor.user_loss import settings_of
+from tests.runs.commands import said
 
 MINE = """
 def right(log_probs, ref_log_probs, mask, coef):
@@ -21,11 +21,9 @@ def exits(log_probs, coef):
 def failed(capsys, *words: str) -> str:
     """Run the command; returns the one line that it left with."""
     Path("mine.py").write_text(MINE)
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    said = capsys.readouterr()
-    assert (stop.value.code, said.out, said.err.count("\n")) == (1, "", 1), said
-    return said.err
+    code, out, err = said(capsys, "doctor", *words)
+    assert (code, out, err.count("\n")) == (1, "", 1), err
+    return err
 
 
 def test_a_setting_that_the_doctor_gives(capsys) -> None:

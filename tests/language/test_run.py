@@ -11,7 +11,6 @@ import torch
 
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
-from klrl.evaluate import main as evaluate_main
 from klrl.language.data.batch import LOG_PROBS
 from klrl.language.run.preflight import check_job
 from klrl.runs.folder import RunFolder
@@ -63,17 +62,16 @@ def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
         assert entry["truncated"] == (entry["tokens"][-1] != "<|im_end|>")
     assert Path("run/curves.png").stat().st_size > 10_000
 
-    evaluate_main(["run", "--episodes", "6", "--json"])
+    assert exits("evaluate", "run", "--episodes", "6", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["eval/episodes"] == 6
-    evaluate_main(["run", "--episodes", "6", "--sampled"])
+    assert exits("evaluate", "run", "--episodes", "6", "--sampled") == 0
     assert "over 6 responses, sampled at temperature 1)" in capsys.readouterr().out
-    evaluate_main(["run", "--episodes", "6", "--json", "env.reward=exact"])
+    assert exits("evaluate", "run", "--episodes", "6", "--json", "env.reward=exact") == 0
     other = json.loads(capsys.readouterr().out)
     assert other["eval/return"] == pytest.approx(told["eval/gold"])
     assert "eval/gold" not in other
-    with pytest.raises(SystemExit, match="2"):
-        evaluate_main(["run", "env.shots=1"])
+    assert exits("evaluate", "run", "env.shots=1") == 2
     assert "then env.reward, env.shortest" in capsys.readouterr().err
 
 

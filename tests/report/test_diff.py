@@ -2,9 +2,9 @@
 
 import torch
 
-from klrl.diff import main
 from klrl.runs.checkpoint import Checkpoints
 from tests.report.toys import rows_of, write_run
+from tests.runs.commands import exits
 from tests.runs.saves import Held
 
 
@@ -17,7 +17,7 @@ def test_settings_circumstances_and_metrics_side_by_side(tmp_path, capsys):
         config={"kl": {"name": "retrieve", "estimator": "k3"}},
         versions={"numpy": "2.1"},
     )
-    main([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert exits("diff", str(tmp_path / "a"), str(tmp_path / "b")) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     at = [i for i, line in enumerate(lines) if line and line[-1].endswith(":")]
     # Below: settings that the runs lack, as runs of an older klrl do, and that kl=retrieve has.
@@ -34,15 +34,15 @@ def test_a_run_that_was_resumed_with_other_frames_is_told(tmp_path, capsys):
     """Its learning rate was higher or lower than that of a run planned with them."""
     for name, planned in (("a", [2000]), ("b", [1000, 2000]), ("c", [2000])):
         write_run(tmp_path / name, planned=planned)
-    main([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert exits("diff", str(tmp_path / "a"), str(tmp_path / "b")) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["planned", "-", "[1000,", "2000]"] in lines
-    main([str(tmp_path / "a"), str(tmp_path / "c")])
+    assert exits("diff", str(tmp_path / "a"), str(tmp_path / "c")) == 0
     assert "planned" not in capsys.readouterr().out
 
 
 def bits(capsys, first, second) -> str:
-    main([str(first), str(second), "--bits"])
+    assert exits("diff", str(first), str(second), "--bits") == 0
     return capsys.readouterr().out.rstrip("\n")
 
 

@@ -17,7 +17,6 @@ from klrl.base.digits import number
 from klrl.control.run.advantage import RewardNormalizer
 from klrl.control.run.kl import RAW_REWARD_KEY
 from klrl.control.run.parts import rewards_of as control_rewards
-from klrl.diff import main as diff
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, ReferenceKL
 from klrl.language.data.batch import Responses, make_batch
@@ -321,7 +320,7 @@ def test_a_metric_that_is_declared_is_in_the_live_line_and_in_a_difference(
     assert "| bent 0.12" in progress.line()
     for name in "ab":
         write_run(Path(name), rows=bent_rows())
-    diff(["a", "b"])
+    assert exits("diff", "a", "b") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["learner/curvature", "0.12", "0.12", "0"] in lines
 

@@ -1,4 +1,4 @@
-"""``python -m klrl.evaluate RUN KEY=VALUE``: a policy on another task."""
+"""``klrl evaluate RUN KEY=VALUE``: a policy on another task."""
 
 import json
 
@@ -11,9 +11,9 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 import klrl
 from klrl.base.seeds import derived_seed
 from klrl.control.env.gym_make import make_gym
-from klrl.evaluate import main as evaluate_main
 from klrl.train.evaluate_run import evaluate_run
 from tests.conftest import QUICK
+from tests.runs.commands import exits
 
 pytestmark = pytest.mark.integration
 
@@ -54,10 +54,10 @@ def test_returns_are_gymnasiums_on_that_task(run, words, kwargs) -> None:
 
 
 def test_the_command_line_takes_words_after_flags_and_names_the_task(run, capsys) -> None:
-    evaluate_main([run, "--episodes", "2", "env.kwargs.g=14", "--json"])
+    assert exits("evaluate", run, "--episodes", "2", "env.kwargs.g=14", "--json") == 0
     first = json.loads(capsys.readouterr().out)
     assert first["eval/episodes"] == 2
-    evaluate_main([run, "env.kwargs.g=14", "--episodes", "2"])
+    assert exits("evaluate", run, "env.kwargs.g=14", "--episodes", "2") == 0
     told = capsys.readouterr().out
     value, error = map(float, told.replace(",", "").removeprefix("return ").split()[:3:2])
     # Rounded to two digits of the error.

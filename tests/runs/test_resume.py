@@ -8,7 +8,6 @@ import torch
 
 import klrl
 from klrl.__main__ import main
-from klrl.evaluate import main as evaluate_main
 from klrl.runs.resume import stored_config
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -57,7 +56,7 @@ def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
     stored.write_text(edited, encoding="utf-8")
     capsys.readouterr()
     assert exits("resume=run", "frames=256") == 2
-    evaluate_main(["run", "--episodes", "1"])
+    assert exits("evaluate", "run", "--episodes", "1") == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all("its .hydra/config.yaml has changed since the run began" in line for line in lines)
@@ -124,8 +123,7 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
         file.write_bytes(b"")
     before, _ = rows_of(Path("run")), capsys.readouterr()
     assert exits("resume=run", "frames=256") == 2
-    with pytest.raises(SystemExit, match="2"):
-        evaluate_main(["run", "--episodes", "1"])
+    assert exits("evaluate", "run", "--episodes", "1") == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert all("no complete checkpoint (frames-000000000128/agent" in line for line in lines)

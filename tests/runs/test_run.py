@@ -12,7 +12,6 @@ from torchrl.envs import Compose
 import klrl
 from klrl.base.errors import ConfigError
 from klrl.envs.transforms.rlhf import KLRewardTransform
-from klrl.evaluate import main as evaluate_main
 from klrl.kl import KLComputation, RetrieveLogProb
 from klrl.runs.folder import _git_commit
 from klrl.runs.metrics import METRICS
@@ -91,13 +90,13 @@ def test_a_device_beyond_the_last_is_refused(settings, monkeypatch) -> None:
 def test_evaluate_prints_one_json_object(capsys) -> None:
     exits(*QUICK, "hydra.run.dir=run")
     capsys.readouterr()
-    evaluate_main(["run", "--episodes", "30", "--json"])
+    assert exits("evaluate", "run", "--episodes", "30", "--json") == 0
     first = json.loads(capsys.readouterr().out)
     of_return = {"eval/return", "eval/return_std", "eval/return_se"}
     of_kl = {f"eval/kl_ref{way}{error}" for way in ("", "_forward") for error in ("", "_se")}
     assert set(first) == {*of_return, *of_kl, "eval/episodes", "episodes"}
     assert first["episodes"] == first["eval/episodes"] == 30
-    evaluate_main(["run", "--episodes", "30", "--json"])
+    assert exits("evaluate", "run", "--episodes", "30", "--json") == 0
     assert json.loads(capsys.readouterr().out) == first
 
 

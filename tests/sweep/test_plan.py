@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from klrl.__main__ import main as klrl_main
 from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
-from klrl.plan import main as plan_main
 from klrl.report.statistics import least_seen
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -26,7 +24,7 @@ def test_at_a_time_is_what_the_launcher_says() -> None:
 
 
 def planned(capsys, *words: str) -> str:
-    plan_main(list(words))
+    assert exits("plan", *words) == 0
     return capsys.readouterr().out
 
 
@@ -82,8 +80,7 @@ def test_seeds_that_start_each_from_its_own_run_are_of_one_setting(capsys) -> No
 
 @pytest.mark.integration
 def test_finished_jobs_are_told_from_those_to_run(capsys) -> None:
-    with pytest.raises(SystemExit):
-        klrl_main(["-m", "sweep=a", *QUICK, "seed=0,1"])
+    exits("-m", "sweep=a", *QUICK, "seed=0,1")
     capsys.readouterr()
     assert planned(capsys, "-m", "sweep=a", *QUICK, "seed=0,1,2") == (
         "  seed=0  finished before\n"

@@ -1,15 +1,9 @@
 """KL transforms for control, and :class:`SendToWorkers`; imported on first use."""
 
 from klrl.base.imports import lazy_attribute
+from klrl.kl import WHERE
 
-_WHERE = {
-    "KLConstrainedTransform": "klrl.envs.transforms.constrained",
-    "KLDivergenceTransform": "klrl.envs.transforms.constrained",
-    "KLRewardTransform": "klrl.envs.transforms.rlhf",
-    "ReferenceModelLogProbTransform": "klrl.envs.transforms.constrained",
-    "RewardAdjustmentTransform": "klrl.envs.transforms.constrained",
-    "SendToWorkers": "klrl.envs.transforms.workers",
-}
+_WHERE = {name: module for name, module in WHERE.items() if module.startswith(f"{__name__}.")}
 __all__ = list(_WHERE)
 
 

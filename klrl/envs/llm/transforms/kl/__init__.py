@@ -1,15 +1,10 @@
 """The transforms of ``torchrl.envs.llm.transforms.kl``, imported on first use."""
 
 from klrl.base.imports import lazy_attribute
+from klrl.kl import WHERE
 
-_WHERE = {
-    "KLComputation": "klrl.envs.llm.transforms.kl.computation",
-    "KLRewardTransform": "klrl.envs.llm.transforms.kl.reward",
-    "RayKLRewardTransform": "klrl.envs.llm.transforms.kl.reward",
-    "RayRetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
-    "RetrieveKL": "klrl.envs.llm.transforms.kl.retrieve_kl",
-    "RetrieveLogProb": "klrl.envs.llm.transforms.kl.retrieve",
-}
+_WHERE = {name: module for name, module in WHERE.items() if module.startswith(f"{__name__}.")}
+_WHERE |= dict.fromkeys(("KLRewardTransform", "RayKLRewardTransform"), f"{__name__}.reward")
 __all__ = list(_WHERE)
 
 
