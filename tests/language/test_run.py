@@ -19,7 +19,7 @@ from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.language import toys as lm_toys
 from tests.language.conftest import QUICK
-from tests.runs.commands import manifest_of, rows_of, samples_of, timeless
+from tests.runs.commands import manifest_of, rows_of, said, samples_of, timeless
 from tests.runs.test_resume_exact import assert_loaded_as_saved
 
 pytestmark = pytest.mark.integration
@@ -62,17 +62,16 @@ def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
         assert entry["truncated"] == (entry["tokens"][-1] != "<|im_end|>")
     assert Path("run/curves.png").stat().st_size > 10_000
 
-    assert exits("evaluate", "run", "--episodes", "6", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    asked = ("evaluate", "run", "--episodes", "6")
+    told = json.loads(said(capsys, *asked, "--json")[1])
     assert told["eval/episodes"] == 6
-    assert exits("evaluate", "run", "--episodes", "6", "--sampled") == 0
-    assert "over 6 responses, sampled at temperature 1)" in capsys.readouterr().out
-    assert exits("evaluate", "run", "--episodes", "6", "--json", "env.reward=exact") == 0
-    other = json.loads(capsys.readouterr().out)
+    sampled = said(capsys, *asked, "--sampled")[1]
+    assert "over 6 responses, sampled at temperature 1)" in sampled
+    other = json.loads(said(capsys, *asked, "--json", "env.reward=exact")[1])
     assert other["eval/return"] == pytest.approx(told["eval/gold"])
     assert "eval/gold" not in other
-    assert exits("evaluate", "run", "env.shots=1") == 2
-    assert "then env.reward, env.shortest" in capsys.readouterr().err
+    code, _, err = said(capsys, "evaluate", "run", "env.shots=1")
+    assert (code, "then env.reward, env.shortest" in err) == (2, True), err
 
 
 def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
