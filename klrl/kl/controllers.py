@@ -327,9 +327,8 @@ class OwnKLController(FixedKLController):
         given, trial = {"coef": coef, "frames": frames}, {"coef": lambda: Number(start)}
         use = moves("kl.coef", [0.01, 1.0])
         made, unsaved = try_part("controller", config, given, FixedKLController, use, trial=trial)
-        controller: FixedKLController = made
-        controller.unsaved = unsaved
-        return controller
+        made.unsaved = unsaved
+        return made
 
 
 def moves(name: str, kls: Sequence[float]) -> Callable[[Any], None]:

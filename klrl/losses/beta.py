@@ -92,9 +92,8 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
     use = moves("beta", [2 * config.dtarg])
     setting, part = "loss.own_beta_rule", config.own_beta_rule
     made, unsaved = try_part(setting, part, given, BetaRule, use)
-    rule: BetaRule = made
-    rule.unsaved = unsaved
-    return rule
+    made.unsaved = unsaved
+    return made
 
 
 BETA_RULES: dict[str, Callable[[KLPENConfig], BetaRule]] = {

@@ -320,10 +320,9 @@ def custom(config: CustomLossConfig, **given: object) -> PolicyLoss:
     use = partial(_try, tokens=config.reduction not in ("mean", "sum"))
     given["config"] = config
     # Checkpoints do not save a loss's state_dict.
-    made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)
-    loss: PolicyLoss = made
-    loss.unsaved = unsaved
-    return loss
+    made, unsaved = try_part("loss", config, given, PolicyLoss, use, saved=False)  # type: ignore[type-abstract]
+    made.unsaved = unsaved
+    return made
 
 
 def _try(loss: PolicyLoss, *, tokens: bool) -> None:

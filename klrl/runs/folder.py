@@ -25,7 +25,6 @@ from klrl.base.files import make_folder, read_plain, replace_file, to_update
 from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
-from klrl.config.own import manifest_entries
 from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
@@ -227,7 +226,6 @@ class RunFolder:
             # The version of klrl's arithmetic; a resumed run keeps the version of its first start.
             "numerics": before.get("numerics", 1) if before else key.numerics,
             "domain": config.domain,
-            **({"own": own} if (own := manifest_entries(config)) else {}),
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": versions(),

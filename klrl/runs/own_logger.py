@@ -7,7 +7,7 @@ from typing import Any
 from klrl.base.errors import ConfigError
 from klrl.config import CustomLoggerConfig
 from klrl.config.own import import_target, make_own
-from klrl.runs.loggers import LoggedRun, Logger, OpenLoggers, Samples, Video, guarded
+from klrl.runs.loggers import LoggedRun, Logger, OpenLoggers, guarded
 from klrl.runs.metrics import Row
 
 
@@ -33,7 +33,7 @@ def check_logger(config: CustomLoggerConfig) -> None:
 
 
 class _UserLogger(Logger):
-    """Calls the user's logger; only its method ``log`` is required."""
+    """Calls the user's logger, whose optional methods replace those of the base class."""
 
     part = "logger"
 
@@ -41,20 +41,9 @@ class _UserLogger(Logger):
         if not callable(getattr(logger, "log", None)):
             raise TypeError(f"made {type(logger).__name__}, which has no method log")
         self._logger = logger
+        for name in ("log_samples", "log_video", "close"):
+            if callable(method := getattr(logger, name, None)):
+                setattr(self, name, method)
 
     def log(self, row: Row) -> None:
         self._logger.log(dict(row))  # a copy, which the user may change
-
-    def log_samples(self, samples: Samples) -> None:
-        self._call("log_samples", samples)
-
-    def log_video(self, video: Video, at: int) -> None:
-        self._call("log_video", video, at)
-
-    def close(self) -> None:
-        self._call("close")
-
-    def _call(self, name: str, *given: object) -> None:
-        method = getattr(self._logger, name, None)
-        if callable(method):
-            method(*given)

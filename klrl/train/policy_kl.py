@@ -19,7 +19,7 @@ from klrl.base.errors import ConfigError, user_code
 from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import CONTROL, LANGUAGE, OwnPart
-from klrl.config.own import complete_part
+from klrl.config.own import typed_args
 from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
@@ -153,7 +153,8 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
     """Find the second policy, :attr:`Parties.other`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
-        complete_part("--to", part := OwnPart(str(other)))
+        part = OwnPart(str(other))
+        part.args = typed_args("--to", part)
         return part
     path = expanded(other)
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+import klrl
 from klrl.base.errors import ConfigError
 from klrl.base.sources import source_of
 from klrl.config.compose import job_config
 from klrl.config.identity import settings_hash
-from klrl.config.own import changed_sources, check_sources, manifest_entries
+from klrl.config.own import changed_sources, check_sources
 from tests.conftest import QUICK
 from tests.runs.commands import exits
-from tests.runs.commands import manifest_of as stored_manifest
 
 ENV = """
 import gymnasium
@@ -47,8 +47,8 @@ def test_five_times_the_reward_behind_an_id_is_another_job(
     sweep = ("-m", "sweep=s", *words, "frames=64")
     run = tmp_path / "outputs" / "s" / "job"
     assert exits(*sweep) == 0
-    own = stored_manifest(run)["own"]
-    assert own == {"mine:Mine-v0": {"source": f"source {source_of('mine').digest}"}}
+    sources = klrl.load_run(run).config.env.sources
+    assert sources == {"mine:Mine-v0": f"source {source_of('mine').digest}"}
     capsys.readouterr()
     assert exits(*sweep) == 0
     assert "1 finished before" in capsys.readouterr().out
@@ -74,7 +74,7 @@ def test_the_source_of_a_reward_counts(tmp_path: Path, reward: str) -> None:
     first = job_config(words)
     assert settings_hash(first) == settings_hash(job_config(words))
     source = f"source {source_of(name.partition(':')[0], [str(tmp_path)]).digest}"
-    assert manifest_entries(first) == {name: {"source": source}}
+    assert first.env.sources == {name: source}
     check_sources(first)
     write(tmp_path / "mine.py", REWARD.replace("1.0", "5.0"))
     assert settings_hash(job_config(words)) != settings_hash(first)

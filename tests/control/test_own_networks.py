@@ -6,7 +6,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from klrl.base.errors import ConfigError
 from klrl.config import CNNActorConfig, CustomActorConfig
 from klrl.config.fields import OwnPart
 from klrl.control.env.copies import VectorGymEnv
@@ -43,13 +42,6 @@ class Keys(nn.Module):
     def forward(self, seen):
         parts = (seen.pop("bright").mean((1, 2, 3)), seen["inner.number"], seen["inner.turned"])
         return self.linear(torch.cat([parts[0].unsqueeze(-1), *parts[1:]], -1))
-
-
-class Flat(Nature):
-    """Forgets a dimension."""
-
-    def forward(self, images):
-        return super().forward(images).sum(-1)
 
 
 class Frames(nn.Module):
@@ -176,18 +168,6 @@ def test_an_own_network_on_keys_acts_and_scores() -> None:
     # The bit is a number, which the normaliser clips at 10; it has seen nothing yet.
     torch.testing.assert_close(data["logits"], linear(by_hand))
     assert own.value_net(data["observation"]).shape == (2, 3, 1)
-
-
-def test_a_wrong_one_is_told_with_what_it_was_given() -> None:
-    env = VectorGymEnv(CATCH, 2, seed=0)
-    said = (
-        rf"Flat: gave \(2, 3, 1\) for observations \(2, 3, {env.layout.size}\); "
-        rf"give \(2, 3, {env.action_spec_unbatched.n}\)"
-    )
-    with pytest.raises(ConfigError, match=said):
-        agent_of(env, "Flat")
-    with pytest.raises(ConfigError, match=r"Keys: raised AssertionError"):
-        agent_of(env, "Keys")
 
 
 def test_a_recurrent_cell_may_read_inside_one_observation() -> None:

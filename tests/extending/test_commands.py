@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from klrl.api import load_run
 from tests.extending.page import PAGE, SHORT, files
 from tests.runs.commands import exits, manifest_of, rows_of
 
@@ -68,8 +69,9 @@ def test_own_parts_in_a_sweep_resume_evaluation_and_report(mine, klrl, tmp_path_
     run = mine / "outputs" / "s" / "loss.args.epsilon=0.1"
     one, two = (manifest_of(run.parent / f"loss.args.epsilon=0.{i}") for i in (1, 2))
     assert one["config_hash"] != two["config_hash"]
-    assert one["own"] == two["own"]
-    assert one["own"]["env"]["target"] == "maze:Maze"
+    first, second = (load_run(run.parent / f"loss.args.epsilon=0.{i}").config for i in (1, 2))
+    assert first.env == second.env
+    assert first.env.target == "maze:Maze"
 
     code, out, err = klrl(f"resume={run}", "frames=192", cwd=elsewhere)
     assert code == 0, err

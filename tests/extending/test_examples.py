@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from klrl.api import load_run
+from klrl.config.own import own_parts
 from tests.extending.page import SHORT, commands, files
-from tests.runs.commands import exits, manifest_of, rows_of
+from tests.runs.commands import exits, rows_of
 
 
 def test_the_page_has_an_example_of_each_part() -> None:
@@ -32,13 +34,12 @@ def test_every_example_trains(command: str, mine: Path) -> None:
     rows = rows_of(mine / "run")
     assert [row["frames"] for row in rows] == [64, 128]
     assert all(row["kl/ref/exact"] >= 0 for row in rows)
-    own = manifest_of(mine / "run")["own"]
-    targets = [part["target"] for part in own.values()]
+    own = [part for _, part in own_parts(load_run(mine / "run").config)]
     told = " ".join(words) + (mine / "conf/env/maze.yaml").read_text("utf-8")
-    assert all(target in told for target in targets)
-    local = [part for part in own.values() if not part["target"].startswith("gymnasium")]
+    assert all(part.target in told for part in own)
+    local = [part for part in own if not part.target.startswith("gymnasium")]
     assert local
-    assert all(re.fullmatch(r"[0-9a-f]{12}", str(part["source"])) for part in local)
+    assert all(re.fullmatch(r"[0-9a-f]{12}", str(part.source)) for part in local)
     if "logger=custom" in words:
         lines = (mine / "run" / "lines.txt").read_text("utf-8").split()
         assert [int(line) for line in lines[::2]] == [64, 128]

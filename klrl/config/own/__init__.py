@@ -4,13 +4,13 @@
 Importing this package does not import torch, but the user's modules may.
 """
 
-from klrl.config.own.find import PartError, config_errors, import_target, make_own
-from klrl.config.own.parts import own_parts
-from klrl.config.own.sources import (
-    changed_sources,
-    check_sources,
-    complete,
-    complete_part,
-    manifest_entries,
+from klrl.config.own.find import (
+    PartError,
+    config_errors,
+    import_target,
+    make_own,
+    typed_args,
 )
+from klrl.config.own.parts import own_parts
+from klrl.config.own.sources import changed_sources, check_sources, complete
 from klrl.config.own.trial import changes_state, has_state_dict, try_part

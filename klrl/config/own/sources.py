@@ -10,10 +10,8 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.sources import Source, find, source_of
 from klrl.config.choices import CHOICES
-from klrl.config.fields import OwnPart
 from klrl.config.jobs import Env, JobConfig
-from klrl.config.own.args import typed_args
-from klrl.config.own.find import import_target, setting_text
+from klrl.config.own.find import import_target, setting_text, typed_args
 from klrl.config.own.parts import env_code, own_parts, top_level
 from klrl.config.own.trust import name_code
 
@@ -28,23 +26,22 @@ def check_sources(config: JobConfig) -> None:
 
 
 def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES)) -> list[str]:
-    """Describe, in one line each, the parts whose sources differ from those in the settings."""
-    pairs: dict[str, tuple[str, str]] = {}
+    """Describe, in one line each, the parts whose sources differ from those in the settings.
+
+    ``groups`` selects parts; ``env.id`` and ``env.reward`` are always compared.
+    """
+    before, now = dict(config.env.sources), named_sources(config.env)
     for setting, part in own_parts(config):
-        if setting.partition(".")[0] not in groups:
-            continue
-        import_target(setting, part)
-        now = current_source(setting_text(setting, part), str(part.target))
-        before = _shown(part.source, part.version)
-        pairs[setting_text(setting, part)] = before, _shown(now.digest, now.version)
-    sources = named_sources(config.env) if "env" in groups else {}
-    pairs |= {
-        value: (before, sources.get(value, before)) for value, before in config.env.sources.items()
-    }
+        if setting.partition(".")[0] in groups:
+            import_target(setting, part)
+            text = setting_text(setting, part)
+            before[text] = _shown(part.source, part.version)
+            source = current_source(text, str(part.target))
+            now[text] = _shown(source.digest, source.version)
     return [
-        f"{what}: has changed since this run began (it had {before}, now {now})"
-        for what, (before, now) in pairs.items()
-        if before != now
+        f"{what}: has changed since this run began (it had {old}, now {now[what]})"
+        for what, old in before.items()
+        if now.get(what, old) != old
     ]
 
 
@@ -60,19 +57,6 @@ def named_sources(env: Env) -> dict[str, str]:
 
 def _shown(digest: str | None, version: str | None) -> str:
     return f"source {digest}" if digest else f"version {version}"
-
-
-def manifest_entries(config: JobConfig) -> dict[str, dict[str, str | None]]:
-    """Return a manifest's entries for custom code: setting -> target, source and version.
-
-    Values of ``env.id`` and ``env.reward`` that name code are mapped to its digest or version.
-    """
-    names = ("target", "source", "version")
-    own = {
-        setting: {name: getattr(part, name) for name in names}
-        for setting, part in own_parts(config)
-    }
-    return own | {value: {"source": source} for value, source in config.env.sources.items()}
 
 
 def current_source(text: str, target: str) -> Source:
@@ -106,15 +90,10 @@ def complete(config: JobConfig) -> None:
         if part.path is not None and not Path(part.path).is_dir():
             remedy = f"give the folder of {top_level(str(part.target))}, or drop it"
             raise ConfigError(f"{setting}.path={part.path}: no such folder; {remedy}")
-        complete_part(setting, part)
+        part.args = typed_args(setting, part)
         source = current_source(setting_text(setting, part), str(part.target))
         part.path, part.source, part.version = source.folder, source.digest, source.version
         if setting == "env":
             config.env.id = part.target  # the task's name
     config.env.sources = named_sources(config.env)
     name_code(config)
-
-
-def complete_part(setting: str, part: OwnPart) -> None:
-    """Complete and convert the args of one part in place; leave its source unchanged."""
-    part.args = typed_args(setting, part)

@@ -6,13 +6,13 @@ import io
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from klrl.base.sources import imported_files
 from klrl.config.fields import OwnPart
-from klrl.config.own.find import config_errors, make_own
+from klrl.config.own.find import Made, config_errors, make_own
 from klrl.config.own.parts import top_level
 
 
@@ -25,12 +25,12 @@ def try_part(
     setting: str,
     part: OwnPart,
     given: Mapping[str, object],
-    kind: type,
-    use: Callable[[Any], object],
+    kind: type[Made],
+    use: Callable[[Made], object],
     *,
     trial: Mapping[str, Callable[[], object]] | None = None,
     saved: bool = True,
-) -> tuple[Any, bool]:
+) -> tuple[Made, bool]:
     """Make a custom part; return it, and whether a resume would lose some of its state.
 
     To find out, make two trial parts and use the first. If ``saved``, the second then loads the
@@ -68,41 +68,30 @@ def try_part(
 
 def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
     """Call ``use``; return whether it changed the state of ``function`` or of user modules."""
-    before = _module_state(part), _state_of(function, ())
+    before = _module_state(part), _state_of(function)
     use()
-    return (_module_state(part), _state_of(function, ())) != before
+    return (_module_state(part), _state_of(function)) != before
 
 
-def _state_of(part: object, given: Iterable[object]) -> object:
+def _state_of(part: object, given: Iterable[object] = ()) -> object:
     """Return an object's state for comparison; a state that cannot be pickled equals no other."""
-    part = getattr(part, "__self__", part)  # the object of a bound method
-    if isinstance(part, types.FunctionType):
-        part = [cell.cell_contents for cell in part.__closure__ or ()], vars(part)
-    return _pickled(part, given) or object()
+    return _pickled(getattr(part, "__self__", part), given) or object()  # of a method, its object
 
 
 def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
     """Return the attributes of the user's modules, classes and functions, for comparison."""
-    named = imported_files(top_level(str(part.target)), [str(Path.cwd())])
-    tops = {name for name, files in named.items() if files}
-    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in tops]
+    files = imported_files(top_level(str(part.target)), [str(Path.cwd())])
+    modules = [m for name, m in sys.modules.items() if files.get(name.partition(".")[0])]
+    spaces: list[object] = [*modules]
+    for module in modules:
+        values = [v for v in vars(module).values() if isinstance(v, types.FunctionType | type)]
+        spaces += [v for v in values if v.__module__ == module.__name__]
     return {
         (id(space), name): _pickled(value) or id(value)
-        for space in _namespaces(modules)
+        for space in spaces
         for name, value in vars(space).items()
         if not name.startswith("__")
     }
-
-
-def _namespaces(modules: Iterable[types.ModuleType]) -> Iterator[object]:
-    for module in modules:
-        yield module
-        for value in vars(module).values():
-            if isinstance(value, _CODE) and value.__module__ == module.__name__:
-                yield value
-
-
-_CODE = types.FunctionType | type
 
 
 def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
@@ -117,7 +106,7 @@ def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and closures by content; classes, modules, code and ``given`` by identity."""
+    """Pickles tensors and functions by content; classes, modules and ``given`` by identity."""
 
     given: tuple[object, ...] = ()
 
@@ -128,7 +117,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.FunctionType):  # functions of one ``def`` share a code object
             cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-            return tuple, ([id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells],)
+            defaults = obj.__defaults__, obj.__kwdefaults__
+            return tuple, ([id(obj.__code__), *defaults, cells, vars(obj)],)
         if hasattr(obj, "untyped_storage"):  # a tensor; its default pickle contains an address
             import torch
 

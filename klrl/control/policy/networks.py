@@ -140,6 +140,8 @@ class PolicyNet(nn.Module):
     def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
         """Compute the parameters from the trunk's output [..., H] and the observation's mask."""
         out = self.head(hidden)
+        if isinstance(out, tuple):  # (loc, scale) of a custom network
+            return out
         if self.log_std is None:
             return (self.allowed(out, observation),)
         return out, self.log_std.exp().expand_as(out)

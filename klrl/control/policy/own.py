@@ -17,9 +17,7 @@ from klrl.control.policy.actor import (
     normal_agent,
     tanh_normal_agent,
 )
-from klrl.control.policy.distributions import Family
 from klrl.control.policy.encoders import Unpacked, given_sizes, synthetic_observations
-from klrl.control.policy.networks import PolicyNet, ValueNet
 
 #: ``actor.distribution`` -> the function that builds its agent.
 _AGENTS: dict[str, Callable[..., Agent]] = {
@@ -31,78 +29,55 @@ _AGENTS: dict[str, Callable[..., Agent]] = {
 _WHAT = "return a network (torch.nn.Module)"
 
 
-class OwnPolicyNet(PolicyNet):
-    """The user's network as a policy: the network is the head, and the trunk is empty.
-
-    ``whole``: the network outputs all parameters of the distribution, so there is no ``log_std``.
-    """
-
-    def __init__(
-        self, normalizer: nn.Module, network: nn.Module, like: PolicyNet, *, whole: bool
-    ) -> None:
-        nn.Module.__init__(self)
-        self.normalizer, self.trunk, self.head = normalizer, nn.Sequential(), network
-        self.inputs, self.outputs, self.masked = like.inputs, like.outputs, like.masked
-        self.log_std = None if whole else like.log_std
-
-    def of_features(self, hidden: Tensor, observation: Tensor) -> tuple[Tensor, ...]:
-        """(loc, scale), each [..., A], or (logits,) [..., K]; ``hidden`` is the observation."""
-        out = self.head(hidden)
-        if self.log_std is not None:
-            return out, self.log_std.exp().expand_as(out)
-        if isinstance(out, tuple):
-            return out
-        return (self.allowed(out, observation),)
-
-
-class OwnValueNet(ValueNet):
-    """The user's network as a critic."""
-
-    def __init__(self, normalizer: nn.Module, network: nn.Module, inputs: int) -> None:
-        nn.Module.__init__(self)
-        self.normalizer, self.trunk, self.head = normalizer, nn.Sequential(), network
-        self.detach_trunk, self.inputs = False, inputs
-
-
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=custom``; arguments as in :func:`klrl.control.policy.actor.make_agent`."""
     agent = _AGENTS[config.distribution](config, env, **how)
-    plain, layout = agent.policy_net, agent.layout
-    inputs = plain.inputs if layout is None else given_sizes(layout)
-    seen = synthetic_observations(layout, plain.inputs, 6)
+    policy, layout = agent.policy_net, agent.layout
+    inputs = policy.inputs if layout is None else given_sizes(layout)
+    seen = synthetic_observations(layout, policy.inputs, 6)
 
     def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
         network: nn.Module = make_own(setting, part, sizes, nn.Module, _WHAT)
         return network if layout is None else Unpacked(layout, network)
 
-    network = made("actor", config, {"inputs": inputs, "outputs": plain.outputs})
+    # The user's network is the head, and the trunk is empty.
+    policy.trunk = nn.Sequential()
+    policy.head = made("actor", config, {"inputs": inputs, "outputs": policy.outputs})
     with config_errors("actor", config):
-        whole = _try_policy(network, plain, agent.family, seen)
-    agent.actor[0].module = OwnPolicyNet(plain.normalizer, network, plain, whole=whole)
+        outputs = _try(policy.head, seen, [policy.outputs] * len(agent.family.param_keys))
+        if len(outputs) == 2:  # loc and scale
+            policy.log_std = None
+            if not (outputs[1] > 0).all():
+                raise PartError(
+                    "its second output is the scale of a Gaussian, but is not above 0; apply exp "
+                    "or softplus to it"
+                )
     if config.own_critic is not None:
-        critic = made("actor.own_critic", config.own_critic, {"inputs": inputs})
+        value = agent.value_net
+        value.trunk, value.detach_trunk = nn.Sequential(), False
+        value.head = made("actor.own_critic", config.own_critic, {"inputs": inputs})
         with config_errors("actor.own_critic", config.own_critic):
-            _try(critic, seen, [1])
-        agent.critic.module = OwnValueNet(plain.normalizer, critic, plain.inputs)
+            _try(value.head, seen, [1])
     return agent
 
 
-def _try_policy(network: nn.Module, plain: PolicyNet, family: Family, seen: Tensor) -> bool:
-    """Try a policy's network; return whether it outputs all parameters of its distribution."""
-    gaussian = len(family.param_keys) == 2
-    outputs = _try(network, seen, [plain.outputs] * len(family.param_keys))
-    if gaussian and len(outputs) == 2 and not (outputs[1] > 0).all():
-        raise PartError(
-            "its second output is the scale of a Gaussian, but is not above 0; apply exp "
-            "or softplus to it"
-        )
-    return not gaussian or len(outputs) == 2
-
-
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
-    """Try a network on observations [6, D]. ``most``: its output widths; a second is optional."""
+    """Try a network on observations [6, D]. ``most``: its output widths; a second is optional.
+
+    Require that every parameter has a gradient, since a gradient step needs all gradients.
+    """
     outputs = require_steady(lambda seen: _outputs(network, seen, most), seen)
-    _require_used(outputs, dict(network.named_parameters()))
+    parameters = dict(network.named_parameters())
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            raise PartError(f"{name} requires no gradient; make it a buffer")
+    total = torch.stack([each.sum() for each in outputs]).sum()
+    if not total.requires_grad:
+        raise PartError("its outputs have no gradient; remove detach or no_grad")
+    grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for name, grad in zip(parameters, grads, strict=True):
+        if grad is None:
+            raise PartError(f"its forward does not use {name}; remove that parameter")
     return outputs
 
 
@@ -126,27 +101,13 @@ def require_steady(
 
 def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
     made = network(seen)
-    outputs = made if isinstance(made, tuple) else (made,)
+    outputs = made if isinstance(made, tuple) and len(made) > 1 else (made,)
     expected = [(*seen.shape[:-1], width) for width in most]
     gave = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in outputs]
-    if not 1 <= len(gave) <= len(expected) or gave != expected[: len(gave)]:
+    if gave not in (expected, expected[:1]):
         wanted = f"{expected[0]}, or two of them (loc, scale)" if len(most) > 1 else expected[0]
         shown = gave[0] if len(gave) == 1 else gave
         raise PartError(f"gave {shown} for observations {tuple(seen.shape)}; give {wanted}")
     if not all(each.dtype == torch.float32 for each in outputs):
         raise PartError("its outputs are not float32; convert them")
     return outputs
-
-
-def _require_used(outputs: tuple[Tensor, ...], parameters: dict[str, nn.Parameter]) -> None:
-    """Require that every parameter has a gradient, since a gradient step needs all gradients."""
-    for name, parameter in parameters.items():
-        if not parameter.requires_grad:
-            raise PartError(f"{name} requires no gradient; make it a buffer")
-    total = torch.stack([each.sum() for each in outputs]).sum()
-    if not total.requires_grad:
-        raise PartError("its outputs have no gradient; remove detach or no_grad")
-    grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    for name, grad in zip(parameters, grads, strict=True):
-        if grad is None:
-            raise PartError(f"its forward does not use {name}; remove that parameter")

@@ -21,7 +21,7 @@ from klrl.config import (
     JobConfig,
 )
 from klrl.config.checks import typed_choice
-from klrl.config.own import complete_part
+from klrl.config.own import typed_args
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
 from klrl.control.env.make import make_env
@@ -141,7 +141,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)
     if isinstance(config.env, CustomEnvConfig):
-        complete_part("env", config.env)
+        config.env.args = typed_args("env", config.env)
     check_env(config.env, config.actor, frozenset())
     kind, task = policy_kind(stored.env, stored.actor), policy_kind(config.env, stored.actor)
     for name, own, others in kind.differences(task._replace(bounds=kind.bounds)):
