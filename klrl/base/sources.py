@@ -36,6 +36,9 @@ class Source:
     digest: str | None
     version: str | None  # the version of the installed distribution; None without one
 
+    def __str__(self) -> str:
+        return f"source {self.digest}" if self.digest else f"version {self.version}"
+
 
 def source_of(module: str, folders: Sequence[str] = ()) -> Source:
     """Find the source of a module or of ``path/file.py``, without importing it.

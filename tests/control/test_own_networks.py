@@ -170,6 +170,27 @@ def test_an_own_network_on_keys_acts_and_scores() -> None:
     assert own.value_net(data["observation"]).shape == (2, 3, 1)
 
 
+class Whole(nn.Module):
+    """Gives the mean and the standard deviation of a Gaussian."""
+
+    def __init__(self, inputs, outputs: int = 1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, 2 * outputs)
+
+    def forward(self, seen):
+        loc, scale = self.linear(seen).chunk(2, -1)
+        return loc, scale.exp()
+
+
+def test_a_network_may_give_the_whole_gaussian() -> None:
+    agent = agent_of(VectorGymEnv("Pendulum-v1", 1), "Whole", "OneHot")
+    seen = torch.randn(2, 5, 3)
+    loc, scale = agent.policy_net.head.linear(seen).unbind(-1)
+    found = agent.policy_net(seen)
+    torch.testing.assert_close(found, (loc.unsqueeze(-1), scale.exp().unsqueeze(-1)))
+    assert agent.policy_net.log_std is None
+
+
 def test_a_recurrent_cell_may_read_inside_one_observation() -> None:
     env = VectorGymEnv("CartPole-v1", 1)
     assert isinstance(agent_of(env, "Frames").policy_net.head.cell, nn.GRU)

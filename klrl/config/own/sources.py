@@ -35,9 +35,8 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
         if setting.partition(".")[0] in groups:
             import_target(setting, part)
             text = setting_text(setting, part)
-            before[text] = _shown(part.source, part.version)
-            source = current_source(text, str(part.target))
-            now[text] = _shown(source.digest, source.version)
+            before[text] = str(Source(str(part.path), part.source, part.version))
+            now[text] = str(current_source(text, str(part.target)))
     return [
         f"{what}: has changed since this run began (it had {old}, now {now[what]})"
         for what, old in before.items()
@@ -50,13 +49,8 @@ def named_sources(env: Env) -> dict[str, str]:
     found = {}
     for setting, value, _ in env_code(env):
         if find(top_level(value), [str(Path.cwd())]):  # else a later import reports the error
-            source = current_source(f"{setting}={value}", value)
-            found[value] = _shown(source.digest, source.version)
+            found[value] = str(current_source(f"{setting}={value}", value))
     return found
-
-
-def _shown(digest: str | None, version: str | None) -> str:
-    return f"source {digest}" if digest else f"version {version}"
 
 
 def current_source(text: str, target: str) -> Source:

@@ -96,7 +96,7 @@ def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
             at = str(spec.origin), ""
             with suppress(ImportError):  # a compiled module such as posix has no source
                 source = source_of(top, folders)
-                at = source.folder, source.digest or f"version {source.version}"
+                at = source.folder, source.digest or str(source)
             found.append(_Code(setting, f"{target} with {args}" if args else target, *at))
     return found
 
