@@ -316,6 +316,9 @@ def test_the_parts_are_attributes_and_imported_when_they_are_asked_for() -> None
         "else: raise SystemExit(1)\n"
         "import klrl.envs.llm.transforms.kl\n"
         "assert 'transformers.models' not in sys.modules\n"
+        "import klrl.envs.transforms as own, klrl.envs.llm.transforms.kl as llm\n"
+        "assert own.KLRewardTransform is klrl.kl.KLRewardTransform is not llm.KLRewardTransform\n"
+        "assert llm.RetrieveKL is klrl.kl.RetrieveKL and 'RetrieveKL' not in own.__all__\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
     assert files("klrl").joinpath("py.typed").is_file(), "the package is typed"
