@@ -46,6 +46,13 @@ def described(group: str, config_dir: str | None = None) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def declared_in(group: str) -> list[str]:
+    """List the files and folders of klrl that declare the choices of a group."""
+    schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
+    files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
+    return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
+
+
 @cache
 def settings() -> dict[str, KnownSetting]:
     """Return all settings that users can set, by key."""

@@ -12,7 +12,7 @@ from hydra.errors import OverrideParseException
 from klrl.base.errors import ConfigError
 from klrl.base.text import nearest
 from klrl.config import SWEEP_GROUPS
-from klrl.config.catalogue import choice_files, chosen, defaults, described, settings
+from klrl.config.catalogue import choice_files, chosen, declared_in, defaults, described, settings
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.objectives import PRESETS
 from klrl.config.placement import OWN
@@ -136,7 +136,8 @@ def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:
         return ConfigError(f"{group}={name}: no such choice{_ANSWERS[name]}")
     known = described(group, config_dir)
     meant = _meant(name, config_dir) or nearest(name, known) or ";"
-    return ConfigError(f"{group}={name}: no such choice{meant} choices: {', '.join(known)}")
+    told = f"{', '.join(known)} (declared in {', '.join(declared_in(group))})"
+    return ConfigError(f"{group}={name}: no such choice{meant} choices: {told}")
 
 
 def not_an_override(argument: str, config_dir: str | None) -> ConfigError:

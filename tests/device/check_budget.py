@@ -6,8 +6,8 @@ import pytest
 
 from tests.device.budget import budget
 
-#: As counted with torch 2.13.
-MOST = {"main job": 121, "main job, KL in the loss": 140, "clip, categorical": 94}
+#: As counted with torch 2.13; a categorical's KL takes 8 to be inf where pi_ref forbids an action.
+MOST = {"main job": 121, "main job, KL in the loss": 140, "clip, categorical": 102}
 
 
 @pytest.fixture(scope="module")

@@ -158,7 +158,12 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
         ("run", "~nosuchuser/x"): "klrl export: FOLDER=~nosuchuser/x: no such user; give another\n",
         ("~nosuchuser/x", "new"): "klrl export: RUN=~nosuchuser/x: no such folder",
         ("run", "new", "--merge"): "klrl export: --merge: the run has no adapters (actor.lora.r=0)",
-        ("run", "new", "--which", "best"): "klrl export: run: has no checkpoint 'best'",
+        (
+            "run",
+            "new",
+            "--which",
+            "best",
+        ): f"klrl export: {Path('run').absolute()}: has no checkpoint 'best'",
     }
     capsys.readouterr()
     for words, line in refused.items():

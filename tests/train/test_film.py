@@ -105,7 +105,7 @@ def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard
     capsys.readouterr()
     assert exits("evaluate", "run", "--video", "--episodes", "1", "--json") == 0
     printed = capsys.readouterr()
-    assert json.loads(printed.out)["video"] == "run/videos/last.mp4"
+    assert json.loads(printed.out)["video"] == str(Path("run/videos/last.mp4").absolute())
     assert "filming an episode" in printed.err, "which may take a minute"
     assert exits("evaluate", "run", "--video", "--episodes", "1", "--sampled", "--seed", "2") == 0
     assert "run/videos/last,sampled,seed=2.mp4 and .gif, 12 steps" in capsys.readouterr().out
