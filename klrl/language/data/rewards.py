@@ -30,7 +30,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
