@@ -46,11 +46,7 @@ def read_plain(path: Path, most: int = SMALL) -> bytes:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, also through links.
-
-    Raises:
-        OSError: one is a pipe or a device, and a library that opens it may wait for ever.
-    """
+    """Yield the files below a folder, also through links; an OSError for a pipe or a device."""
     seen = set[str]()
     for top, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(top)) in seen:  # a link to a folder above

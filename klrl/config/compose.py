@@ -139,29 +139,22 @@ def _composed(
     return compose(chosen, config_dir, root)
 
 
-def _check_files(folder: Path) -> None:
-    """Refuse files of choices that Hydra would not load in any time."""
-    for path in (path for group in ALL_GROUPS for path in folder.glob(f"{group}/**/*.yaml")):
-        _check_file(folder, path)
-
-
-def _check_file(folder: Path, path: Path) -> None:
-    try:
-        with suppress(yaml.YAMLError):  # Hydra says where
-            yaml_text(path)
-    except (OSError, ValueError) as error:
-        told = f"--config-dir {folder}: {path}: {error}; write plain settings"
-        raise ConfigError(told) from error
+def _check_files(folder: Path, *only: Path) -> None:
+    """Refuse files of choices, or only these, that Hydra would not load in any time."""
+    files = (path for group in ALL_GROUPS for path in folder.glob(f"{group}/**/*.yaml"))
+    for path in only or files:
+        try:
+            with suppress(yaml.YAMLError):  # Hydra says where
+                yaml_text(path)
+        except (OSError, ValueError) as error:
+            told = f"--config-dir {folder}: {path}: {error}; write plain settings"
+            raise ConfigError(told) from error
 
 
 class _CustomFiles(FileConfigSource):
-    """Loads files of ``--config-dir``, also those that a choice names outside its group.
+    """Loads files of ``--config-dir``, also those that a choice names outside its group."""
 
-    Each interpolation, and each file in a defaults list, may copy others that copy others: n of
-    them make 3 ** (n / 3) copies.
-    """
-
-    left = _MOST = 16
+    left = 16  # interpolations and defaults; n that copy each other make up to 3 ** (n / 3) copies
 
     @staticmethod
     def scheme() -> str:
@@ -169,18 +162,16 @@ class _CustomFiles(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         path = Path(self.path, self._normalize_file_name(config_path))
-        _check_file(Path(self.path), path)
+        _check_files(Path(self.path), path)
         result = super().load_config(config_path)
         written = OmegaConf.to_container(result.config)
-        entries = written.get("defaults") if isinstance(written, dict) else ()
+        entries = written.get("defaults") if isinstance(written, dict) else None
         for each in entries if isinstance(entries, list) else ():
             self.left -= each != "_self_" and "override " not in str(each)
         self.left -= str(written).count("${")
         if self.left < 0:
-            raise ConfigError(
-                f"--config-dir {self.path}: {path} and the files before it have more than "
-                f"{self._MOST} interpolations and defaults; write plain settings"
-            )
+            told = "and the files before it have more than 16 interpolations and defaults"
+            raise ConfigError(f"--config-dir {self.path}: {path} {told}; write plain settings")
         return result
 
 

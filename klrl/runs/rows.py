@@ -110,7 +110,7 @@ def each_row(
     partial last line, which a running or killed process may leave, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0
-    bad, other = [], []
+    bad, other = list[int](), list[int]()
     for number, line in enumerate(lines, 1):
         row = parse_row(line) if line else None
         if row is None:

@@ -185,10 +185,7 @@ class Reward:
     def _call(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None
     ) -> object:
-        """Return the scores as numbers; instead of a wrong one, a text; or whatever is no list.
-
-        All code of the user runs within the time limit: also ``__float__`` and ``__str__``.
-        """
+        """Return scores, with texts for wrong ones; the limit includes all code of the user."""
         names = () if extras is None else self._extras
 
         def call() -> object:
