@@ -39,6 +39,12 @@ USES = (
         "no setting stops the paragraph that Ray prints for each process that dies",
     ),
     (
+        "config/compose.py",
+        "hydra._internal.core_plugins.file_config_source.FileConfigSource _normalize_file_name",
+        "hydra-core 1.3",
+        "sources are public, but not Hydra's own for files, whose loading has no limit",
+    ),
+    (
         "control/env/copies.py",
         "_max_episode_steps",
         "gymnasium 1.4",

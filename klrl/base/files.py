@@ -45,6 +45,20 @@ def read_plain(path: Path, most: int = SMALL) -> bytes:
     return path.read_bytes()
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files below a folder, also through links; an OSError for a pipe or a device."""
+    seen = set[str]()
+    for top, folders, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(top)) in seen:  # a link to a folder above
+            folders.clear()
+            continue
+        seen.add(real)
+        for each in (Path(top, name) for name in names):
+            if each.exists() and not each.is_file():
+                raise OSError(f"{each.name} is not a regular file")
+            yield each
+
+
 def replace_file(path: Path, text: str) -> None:
     """Replace the text of a file that only one process writes; readers see the old or the new text.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from klrl.base.files import SMALL
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.choices import SET_BY_KLRL
 from klrl.config.fields import nested_schema
@@ -31,7 +32,8 @@ class KnownSetting:
 def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
     """Map the names of a group's YAML files to paths; klrl's files override the user's."""
     folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
-    return {path.stem: path for folder in folders for path in folder.glob("*.yaml")}
+    found = (path for folder in folders for path in folder.glob("*.yaml") if path.is_file())
+    return {path.stem: path for path in found if path.stat().st_size <= SMALL}
 
 
 def described(group: str, config_dir: str | None = None) -> dict[str, str]:

@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 import hydra
 import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -108,7 +111,8 @@ def compose(
 ) -> DictConfig:
     """Compose a config with Hydra; ``root`` is the file in ``conf/`` that it starts from."""
     register_schemas()
-    extra = [f"hydra.searchpath=[file://{Path(config_dir).resolve()}]"] if config_dir else []
+    Plugins.instance().register(_CustomFiles)
+    extra = [f"hydra.searchpath=[klrl://{Path(config_dir).resolve()}]"] if config_dir else []
     with hydra.initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
         return hydra.compose(root, overrides=[*overrides, *extra])
 
@@ -135,15 +139,40 @@ def _composed(
     return compose(chosen, config_dir, root)
 
 
-def _check_files(folder: Path) -> None:
-    """Refuse files of choices that Hydra would not load in any time."""
-    for path in (path for group in ALL_GROUPS for path in folder.glob(f"{group}/**/*.yaml")):
+def _check_files(folder: Path, *only: Path) -> None:
+    """Refuse files of choices, or only these, that Hydra would not load in any time."""
+    files = (path for group in ALL_GROUPS for path in folder.glob(f"{group}/**/*.yaml"))
+    for path in only or files:
         try:
             with suppress(yaml.YAMLError):  # Hydra says where
                 yaml_text(path)
         except (OSError, ValueError) as error:
             told = f"--config-dir {folder}: {path}: {error}; write plain settings"
             raise ConfigError(told) from error
+
+
+class _CustomFiles(FileConfigSource):
+    """Loads files of ``--config-dir``, also those that a choice names outside its group."""
+
+    left = 16  # interpolations and defaults; n that copy each other make up to 3 ** (n / 3) copies
+
+    @staticmethod
+    def scheme() -> str:
+        return "klrl"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = Path(self.path, self._normalize_file_name(config_path))
+        _check_files(Path(self.path), path)
+        result = super().load_config(config_path)
+        written = OmegaConf.to_container(result.config)
+        entries = written.get("defaults") if isinstance(written, dict) else None
+        for each in entries if isinstance(entries, list) else ():
+            self.left -= each != "_self_" and "override " not in str(each)
+        self.left -= str(written).count("${")
+        if self.left < 0:
+            told = "and the files before it have more than 16 interpolations and defaults"
+            raise ConfigError(f"--config-dir {self.path}: {path} {told}; write plain settings")
+        return result
 
 
 class Composer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,8 @@ from klrl.sweep.sweep_file import SweepFile
 
 T = TypeVar("T")
 
+#: Limit on the number of different metrics of a run; klrl's own are some hundred.
+_MOST_METRICS = 10_000
 #: Runs that differ only in these keys form one group of the report, a setting.
 _NOT_SETTINGS = ("seed", "resume", "logger", "hydra", "launcher", "search", "sweep")
 
@@ -161,7 +165,7 @@ def read_run(folder: Path) -> ReadRun:
         )
     except ConfigError:
         raise
-    except UNREADABLE as error:
+    except (*UNREADABLE, MemoryError) as error:
         raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
 
 
@@ -192,15 +196,20 @@ def read_columns(path: Path) -> dict[str, NDArray[np.float64]]:
         lines = read_plain(path, ROWS).split(b"\n")
     except OSError as error:
         raise ConfigError(f"{path}: {error}") from error
-    columns: dict[str, NDArray[np.float64]] = {}
+    columns: dict[str, array[float]] = {}
     count = 0
-    for row in each_row(lines, path):
+    for count, row in enumerate(each_row(lines, path), 1):
         for name, value in row.items():
-            if name not in columns:
-                columns[name] = np.full(len(lines), np.nan)
-            columns[name][count] = value
-        count += 1
-    return {name: column[:count] for name, column in columns.items()}
+            column = columns.setdefault(name, array("d"))
+            column.extend([math.nan] * (count - 1 - len(column)))
+            column.append(math.nan if value is None else value)
+        # A number takes more than 8 bytes of the file, unless most rows lack most metrics.
+        if len(columns) > min(_MOST_METRICS, ROWS // 8 // count):
+            raise ConfigError(f"{path}: its rows have too many metrics ({len(columns):,})")
+    return {
+        name: np.pad(column, (0, count - len(column)), constant_values=math.nan)
+        for name, column in columns.items()
+    }
 
 
 def command_line(argv: Sequence[str]) -> str:

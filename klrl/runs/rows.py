@@ -110,11 +110,11 @@ def each_row(
     partial last line, which a running or killed process may leave, is skipped silently.
     """
     run, last = run_id(path.parent), -1.0
-    bad, other = [], []
+    bad, other = list[int](), list[int]()
     for number, line in enumerate(lines, 1):
-        row = parse_row(line)
+        row = parse_row(line) if line else None
         if row is None:
-            bad += [number] * (number < len(lines))
+            bad += [number] * (number < len(lines) and len(bad) <= _MOST_NAMED)
             continue
         at = row.get("iteration")
         if run_named_in(line, run) != run or (at is not None and not at > last):  # refuses NaN, too

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from klrl.base.errors import ConfigError, Interrupted, first_line
-from klrl.base.files import expanded, refuse_link
+from klrl.base.files import expanded, read_plain, refuse_link
 from klrl.base.text import escaped
 from klrl.config import WandbConfig
 from klrl.runs.loggers import LoggedRun, Logger, Samples, Video
@@ -198,17 +198,12 @@ def wandb_server() -> str:
     # When wandb starts, it calls git in the current folder's repository, which may be a stranger's.
     os.environ["WANDB_DISABLE_GIT"] = "true"
     from wandb import Settings
-    from wandb.sdk.lib.settings_file import SettingsFiles
 
     default, allowed = Settings(), {"project", "entity", "mode", "anonymous", "disabled"}
     home = expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb") / "settings"
-    user = SettingsFiles(global_settings=None, local_settings=home).all()
+    user, folder = _settings_in(home), _settings_in(Path(default.settings_workspace))
     server = os.environ.get("WANDB_BASE_URL") or user.get("base_url") or default.base_url
     file = escaped(default.settings_workspace)
-    try:
-        folder = default.read_system_settings().all()  # of the current folder alone
-    except (OSError, ValueError, configparser.Error) as error:
-        raise ConfigError(f"{file}: cannot be read ({first_line(error)}); remove it") from error
     for key, value in folder.items():
         if key not in allowed and (key, value.rstrip("/")) != ("base_url", server.rstrip("/")):
             raise ConfigError(
@@ -216,6 +211,19 @@ def wandb_server() -> str:
                 "elsewhere; remove it or, if this server is yours, set WANDB_BASE_URL to it"
             )
     return server
+
+
+def _settings_in(file: Path) -> dict[str, str]:
+    """Read a settings file of wandb, {} if there is none."""
+    from wandb.sdk.lib.settings_file import SettingsFiles
+
+    try:
+        if os.path.exists(file):  # noqa: PTH110 - Path.exists raises where a folder is unreadable
+            read_plain(file)
+        return SettingsFiles(global_settings=None, local_settings=file).all()
+    except (OSError, ValueError, configparser.Error) as error:
+        told = f"{escaped(str(file))}: cannot be read ({first_line(error)})"
+        raise ConfigError(f"{told}; fix or remove it") from error
 
 
 def has_wandb_key(server: str) -> bool:

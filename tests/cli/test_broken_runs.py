@@ -4,16 +4,19 @@ import hashlib
 import json
 import os
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 import klrl
 from klrl.cli.wrapper import exit_code, run_command
+from klrl.report.runs import find_runs, read_columns
 from tests.report.toys import rows_of, write_run
 from tests.runs.commands import exits
 
@@ -141,6 +144,44 @@ def test_what_has_no_end_is_one_run_that_is_skipped(make, tmp_path: Path, shown:
         assert (lines["manifest"], lines["jobs"]) == ("broken", "broken")
         assert "metrics.jsonl is larger than" in table
     shown("report", str(runs), "-o", str(tmp_path / "report"))
+
+
+def test_columns_have_the_rows_that_are_read(tmp_path: Path) -> None:
+    """Not the lines: 300 columns of these would take 7 GB."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    first, *_, last = (json.loads(line) for line in path.read_text().splitlines())
+    last |= {f"late{i}": i for i in range(300)}
+    first |= {"early": None, "once": 2}
+    path.write_text(json.dumps(first) + "\n" + json.dumps(last) + "\n" * 3_000_000)
+    tracemalloc.start()
+    columns = read_columns(path)
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+    assert {len(column) for column in columns.values()} == {2}
+    np.testing.assert_equal(columns["late7"], [np.nan, 7])
+    np.testing.assert_equal(columns["once"], [2, np.nan])
+    np.testing.assert_equal(columns["early"], [np.nan, np.nan])
+
+
+def test_a_run_without_end_of_metrics_or_memory_is_skipped(tmp_path: Path, monkeypatch) -> None:
+    for name in ("good", "names"):
+        write_run(tmp_path / name)
+    path = tmp_path / "names" / "metrics.jsonl"
+    *rows, last = path.read_text().splitlines()
+    more = json.loads(last) | {f"k{i}": 1 for i in range(10_001)}
+    path.write_text("\n".join([*rows, json.dumps(more), ""]))
+    found = find_runs([str(tmp_path)])
+    assert [run.path.name for run in found.runs] == ["good"]
+    assert [line.partition(": ")[2] for line in found.skipped] == [
+        f"its rows have too many metrics ({len(more):,})"
+    ]
+
+    def raises(path: Path) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("klrl.report.runs.read_columns", raises)
+    assert len(find_runs([str(tmp_path)]).skipped) == 2
 
 
 GOOD = {"name": "job", "folder": "job", "overrides": ["seed=0"], "identity": "x", "numerics": 1}

@@ -191,6 +191,46 @@ def test_a_file_of_a_choice_that_has_no_end_is_refused(make, told: str, place: s
     Path("conf/elsewhere").mkdir()
     path.rename("conf/elsewhere/mine.yaml")  # not klrl's
     Composer("conf")
+    # Unless a choice names it, or is a link to it.
+    for entry in ("/elsewhere/mine", "/elsewhere/mine@kwargs", "linked/mine"):
+        Path("conf/env").mkdir(exist_ok=True)
+        Path("conf/env/other.yaml").write_text(f"defaults: [pendulum, {entry}]")
+        if entry.startswith("linked"):
+            Path("conf/env/linked").symlink_to("../elsewhere")
+        with pytest.raises(ConfigError) as refused:
+            Composer("conf").job_config(["env=other"])
+        # Hydra finds no pipe.
+        assert make is os.mkfifo or told in str(refused.value)
+
+
+def chained(dollar: str) -> list[str]:
+    """Each text is four times the one before."""
+    chain = (f'  a{i}: "{f"{dollar}{{env.kwargs.a{i - 1}}}" * 4}"' for i in range(1, 18))
+    return ["defaults: [pendulum]", "kwargs:", "  a0: xxxxxxxxxx", *chain]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"other": chained("$")},
+        {"other": chained(r"\x24")},
+        {f"m{i}": [f"defaults: [m{i + 1}@a, m{i + 1}@b]"] for i in range(25)}
+        | {"m25": ["x: 1"], "other": ["defaults: [pendulum, m0]"]},
+    ],
+)
+def test_files_that_copy_each_other_without_end_are_refused(files) -> None:
+    Path("conf/env").mkdir(parents=True)
+    for name, lines in files.items():
+        Path(f"conf/env/{name}.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match="have more than 16 interpolations and defaults"):
+        Composer("conf").job_config(["env=other"])
+
+
+def test_a_pipe_is_no_choice() -> None:
+    Path("conf/env").mkdir(parents=True)
+    os.mkfifo("conf/env/mine.yaml")
+    assert described("env", "conf") == described("env")
 
 
 @pytest.mark.integration

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -402,6 +404,28 @@ def test_a_file_that_was_cut_is_refused_and_stays_as_it_is(capsys) -> None:
     code, _, error = said(capsys, *words())
     assert (code, cut.stat().st_size) == (2, 100)
     assert "data=data: cannot be read (observation.memmap has 100 bytes, not 2,400)" in error
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(120)
+def test_a_pipe_or_an_endless_file_in_the_data_is_refused(capsys) -> None:
+    def sparse(path: Path) -> None:
+        path.touch()
+        os.truncate(path, 30 * 10**9)
+
+    for name in ("meta.json", "next/meta.json", "storage_metadata.json", "action.memmap"):
+        for make in (os.mkfifo, sparse, lambda path: path.symlink_to("/dev/zero")):
+            if (name, make) == ("action.memmap", sparse):
+                continue  # an entry may have more bytes than are read
+            shutil.rmtree("data", ignore_errors=True)
+            place = Path(written(), name)
+            place.unlink(missing_ok=True)
+            make(place)
+            code, _, error = said(capsys, *words())
+            assert code == 2
+            told = "30,000,000,000 bytes" if make is sparse else "is not a regular file"
+            assert "data=data: cannot be read (" in error
+            assert told in error
 
 
 class Opens:

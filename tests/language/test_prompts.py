@@ -1,11 +1,13 @@
 """Prompts: JSON lines, rendering against plain transformers, padding, epochs, groups."""
 
 import json
+import os
 import resource
 import sys
 import threading
 import time
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tokenizers.processors import TemplateProcessing
 from klrl.base.errors import ConfigError
 from klrl.language.data import foreign
 from klrl.language.data import prompts as prompts_module
+from klrl.language.data.files import read_prompts
 from klrl.language.data.prompts import (
     Prompt,
     PromptStream,
@@ -122,6 +125,23 @@ def test_no_file_and_no_prompt_are_refused() -> None:
         read_json_file("none.jsonl")
     with pytest.raises(ConfigError, match="env.data=data.jsonl: has no prompts"):
         read_json_file(write("", "  "))
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_a_device_and_a_file_without_end_are_refused() -> None:
+    Path("saved").mkdir()
+    for path in ("data.jsonl", "data.parquet", "saved/state.json", "saved/dataset_info.json"):
+        os.mkfifo(path)
+    Path("zero.jsonl").symlink_to("/dev/zero")
+    Path("saved/dataset_dict.json").write_text("{}")
+    saved = ["saved"] * (find_spec("datasets") is not None)
+    for path in ("data.jsonl", "data.parquet", "zero.jsonl", *saved):
+        with pytest.raises(ConfigError, match=f"env.data={path}: .*not a regular file"):
+            read_prompts(path)
+    Path("large.jsonl").touch()
+    os.truncate("large.jsonl", 30 * 10**9)
+    with pytest.raises(ConfigError, match="env.data=large.jsonl: it has 30,000,000,000 bytes"):
+        read_prompts("large.jsonl")
 
 
 def test_a_conversation_is_rendered_as_transformers_does_and_ends_ready_for_an_answer() -> None:

@@ -240,6 +240,56 @@ def test_a_generator_that_hangs_or_has_no_end_is_stopped() -> None:
     assert scores(PROMPTS, TEXTS).tolist() == [0, 1, 2, 3, 4]
 
 
+class Slow(Exception):
+    """A score whose number or text never comes, and an error whose text never comes."""
+
+    def __float__(self) -> float:
+        time.sleep(60)
+        return 0.0
+
+    __str__ = __float__
+
+
+class SlowText(Slow):
+    def __repr__(self) -> str:
+        time.sleep(60)
+        return ""
+
+
+class Exits:
+    def __float__(self) -> float:
+        sys.exit(0)
+
+
+class Endless(list):
+    def __iter__(self):
+        return itertools.repeat(0.0)
+
+
+def raises_slow(prompts, responses, rows):
+    raise Slow
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda p, responses, r: [Slow()] * len(responses), "took more than 0.3 s"),
+        (lambda p, responses, r: [SlowText()] * len(responses), "took more than 0.3 s"),
+        (lambda p, responses, r: map(Slow.__float__, [Slow()] * 5), "took more than 0.3 s"),
+        (raises_slow, "took more than 0.3 s"),
+        (lambda p, responses, r: [Exits()] * len(responses), "not a number"),
+        (lambda *_: Endless([0.0]), "returned 6 scores for 5 samples"),
+        (lambda *_: np.broadcast_to(0.0, (10**10,)), "returned 6 scores for 5 samples"),
+        (lambda *_: torch.zeros(1).expand(10**10), "returned 6 scores for 5 samples"),
+    ],
+    ids=["float", "repr", "iterator", "error", "exit", "list", "array", "tensor"],
+)
+def test_the_limit_holds_for_what_it_returns_and_raises(function, told: str) -> None:
+    start = time.monotonic()
+    assert told in failure(function, 0.3)
+    assert time.monotonic() - start < 5
+
+
 def one(value: object) -> list[object]:
     """Scores of which the second is this one."""
     return [0.0, value, 0.0, 0.0, 0.0]

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from klrl.base.errors import NonFiniteError
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.runs.resume import stored_config
-from klrl.runs.wandb_logger import wandb_mode
+from klrl.runs.wandb_logger import wandb_mode, wandb_server
 from klrl.train.loop import Training
 from tests.conftest import QUICK
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
@@ -53,6 +53,15 @@ def default_host() -> str:
     import wandb
 
     return urlsplit(wandb.Settings().base_url).netloc
+
+
+@pytest.mark.parametrize("place", ["wandb", "mine"])
+def test_settings_that_are_a_pipe_are_refused(monkeypatch, place: str) -> None:
+    monkeypatch.setenv("WANDB_CONFIG_DIR", "mine")
+    Path(place).mkdir()
+    os.mkfifo(f"{place}/settings")
+    with pytest.raises(ConfigError, match=f"{place}/settings: cannot be read .*regular file"):
+        wandb_server()
 
 
 def test_wandb_is_offline_without_a_key(monkeypatch, tmp_path) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import expanded, replacing
+from klrl.base.files import expanded, files_below, read_plain, replacing
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, DemonstrationsConfig
 from klrl.control.env.copies import VectorGymEnv
@@ -135,7 +135,7 @@ class _Folder:
             self.data = TensorDict.load_memmap(folder, allow_pickle=False)
             size = folder / "storage_metadata.json"
             if size.is_file():  # a buffer that is not full ends with unused frames
-                self.data = self.data[: json.loads(size.read_text())["len"]]
+                self.data = self.data[: json.loads(read_plain(size))["len"]]
         except Exception as error:  # tensordict raises many types of errors
             remedy = (
                 "give a whole folder that klrl record or TensorDict.memmap wrote, of tensors alone"
@@ -186,9 +186,9 @@ class _Folder:
 
 
 def _require_whole(folder: Path) -> None:
-    """Raise a ValueError if a file is too short: on loading, torch would append zeros to it."""
-    for meta in folder.rglob("meta.json"):
-        for name, entry in json.loads(meta.read_text()).items():
+    """Refuse a file that is too short, to which torch would append zeros, or no regular file."""
+    for meta in (file for file in files_below(folder) if file.name == "meta.json"):
+        for name, entry in json.loads(read_plain(meta)).items():
             if (file := meta.parent / f"{name}.memmap").is_file():
                 item = getattr(torch, entry["dtype"].removeprefix("torch.")).itemsize
                 size, whole = file.stat().st_size, math.prod(entry["shape"]) * item

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import expanded
+from klrl.base.files import expanded, files_below
 from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_json_file
 
 #: Suffixes of data files.
@@ -60,6 +60,7 @@ def read_prompts(
     if any((folder / name).is_file() for name in _SAVED):
 
         def of_split(datasets: Any) -> Any:
+            list(files_below(folder))  # refuses pipes
             saved = datasets.load_from_disk(str(folder))
             chosen.check(set(saved) if isinstance(saved, dict) else set())
             return saved[split] if isinstance(saved, dict) else saved

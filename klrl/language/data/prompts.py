@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import expanded
+from klrl.base.files import ROWS, expanded, read_plain
 from klrl.language.data.foreign import guarded, memory_limited
 
 #: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
@@ -92,7 +92,7 @@ def read_json_file(path: str | Path, setting: str = "env.data") -> list[Prompt]:
     """
     file, where = expanded(path), f"{setting}={path}"
     try:
-        content = file.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        content = read_plain(file, ROWS).removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise ConfigError(f"{where}: {error.strerror or error}; give a JSONL file") from error
     if file.suffix == ".json" and content.lstrip().startswith(b"["):

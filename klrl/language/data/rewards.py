@@ -30,7 +30,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,6 +135,10 @@ def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     return tuple(name for name in EXTRAS if name in by_name)
 
 
+class _Raised(Exception):
+    """A reward function raised an error; the arguments are its text, without and with its line."""
+
+
 class Reward:
     """A reward function with a name, a time limit and checks of its scores.
 
@@ -175,22 +178,29 @@ class Reward:
         """Score B responses, each to its prompt: [B] float32 on the CPU, finite but for None."""
         try:
             returned = self._call(prompts, responses, extras)
-        except FAILURES as error:
+        except (_Raised, TookTooLong) as error:
             raise RewardError(self._failure(prompts, responses, extras, error)) from error
         return self._checked(prompts, responses, returned)
 
     def _call(
         self, prompts: Sequence[Prompt], responses: Sequence[str], extras: Extras | None
     ) -> object:
-        # Copies, so that a function's changes do not reach the data of later iterations.
-        contents = [deepcopy(prompt.content) for prompt in prompts]
-        rows = [deepcopy(prompt.row) for prompt in prompts]
+        """Return scores, with texts for wrong ones; the limit includes all code of the user."""
         names = () if extras is None else self._extras
-        requested = {name: deepcopy(getattr(extras, name)) for name in names}
 
         def call() -> object:
-            returned = self._function(contents, list(responses), rows, **requested)
-            return _listed(returned, len(responses))
+            try:
+                # Copies, so that a function's changes do not reach the data of later iterations.
+                contents = [deepcopy(prompt.content) for prompt in prompts]
+                rows = [deepcopy(prompt.row) for prompt in prompts]
+                requested = {name: deepcopy(getattr(extras, name)) for name in names}
+                returned = self._function(contents, list(responses), rows, **requested)
+                scores = _listed(returned, len(responses))
+                if type(scores) is not list or len(scores) != len(responses):
+                    return scores
+                return [math.nan if x is None and self._abstains else _number(x) for x in scores]
+            except FAILURES as error:
+                raise _Raised(in_one_line(error), with_line(error)) from error
 
         return within(self._timeout, call)
 
@@ -199,7 +209,7 @@ class Reward:
         prompts: Sequence[Prompt],
         responses: Sequence[str],
         extras: Extras | None,
-        error: BaseException,
+        error: Exception,
     ) -> str:
         """Describe a failed batch in one line; name the first sample that also fails alone."""
         failed = f"env.reward={self._name}: {self._describe(error)} on {len(responses)} samples"
@@ -209,19 +219,17 @@ class Reward:
                 return failed
             try:
                 self._call(prompts[i : i + 1], responses[i : i + 1], extras and extras[i])
-            except FAILURES as alone:
-                reason = self._describe(alone, with_line)
+            except (_Raised, TookTooLong) as alone:
+                reason = self._describe(alone, with_line=True)
                 if isinstance(alone, TookTooLong):
                     reason = f"{self._describe(error)} on the batch; hangs on this sample alone"
                 return f"{self.sample(i, prompts, responses)}: {reason}"
         return f"{failed} in one batch; each sample alone succeeds"
 
-    def _describe(
-        self, error: BaseException, told: Callable[[BaseException], str] = in_one_line
-    ) -> str:
+    def _describe(self, error: Exception, with_line: bool = False) -> str:
         if isinstance(error, TookTooLong):
             return f"took more than {self._timeout:g} s"
-        text = told(error)
+        text = str(error.args[with_line])
         if self._timeout is not None and "main thread" in text:
             # The error of a function that sets a signal handler outside the main thread.
             text += "; env.reward_timeout=null calls it on the main thread"
@@ -231,7 +239,7 @@ class Reward:
         self, prompts: Sequence[Prompt], responses: Sequence[str], returned: object
     ) -> Tensor:
         size = len(responses)
-        if not isinstance(returned, list):
+        if type(returned) is not list:
             raise RewardError(
                 f"env.reward={self._name}: returned {type(returned).__name__}, not a list of "
                 f"{size} numbers"
@@ -240,15 +248,10 @@ class Reward:
             raise RewardError(
                 f"env.reward={self._name}: returned {len(returned)} scores for {size} samples"
             )
-        scores = []
         for i, value in enumerate(returned):
-            try:
-                left_out = value is None and self._abstains
-                scores.append(math.nan if left_out else _number(value))
-            except ValueError as error:
-                sample = self.sample(i, prompts, responses)
-                raise RewardError(f"{sample}: returned {error}") from error
-        return torch.tensor(scores, dtype=torch.float32)
+            if isinstance(value, str):
+                raise RewardError(f"{self.sample(i, prompts, responses)}: returned {value}")
+        return torch.tensor(returned, dtype=torch.float32)
 
     def sample(self, index: int, prompts: Sequence[Prompt], responses: Sequence[str]) -> str:
         """Name the function and a sample, for messages."""
@@ -261,24 +264,24 @@ class Reward:
 
 
 def _listed(returned: object, size: int) -> object:
-    """List a function's return value, if it has items; of an iterator at most ``size`` + 1.
+    """List a function's return value, if it has items; at most ``size`` + 1 unless it is a list.
 
     An iterator is the user's code, which may hang, raise, or have no end.
     """
-    if isinstance(returned, Tensor):
-        returned = returned.detach().cpu()  # from a reward model
+    if isinstance(returned, Tensor):  # whose iterator makes a tensor of each item at once
+        returned = (returned[: size + 1] if returned.ndim else returned).detach().cpu()
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         return returned
     try:
         items = iter(returned)
     except TypeError:  # for example a tensor without dimensions
         return returned
-    whole = isinstance(returned, list | tuple | np.ndarray | Tensor)
-    return list(items if whole else islice(items, size + 1))
+    # Of a subclass, __iter__ may have no end.
+    return list(items if type(returned) in (list, tuple) else islice(items, size + 1))
 
 
-def _number(value: Any) -> float:
-    """Convert a score to float; raise a ValueError if float32 cannot hold it."""
+def _number(value: Any) -> float | str:
+    """Convert a score to float; return a text if float32 cannot hold it."""
     try:
         shown = f"{value!r:.40}"
     except FAILURES:  # repr() may be the user's code; it also fails for huge ints
@@ -287,16 +290,14 @@ def _number(value: Any) -> float:
         # float() would parse the text "0.5" too.
         score = None if isinstance(value, str | bytes | bytearray) else float(value)
     except OverflowError:
-        raise ValueError(f"{shown}, too large for float32") from None
+        return f"{shown}, too large for float32"
     except FAILURES:  # __float__ may raise anything
         score = None
     if score is None:
-        raise ValueError(f"{shown}, not a number")
+        return f"{shown}, not a number"
     if not math.isfinite(score):
-        raise ValueError(f"{score:g}")
-    if abs(score) > LARGEST:
-        raise ValueError(f"{score:g}, too large for float32")
-    return score
+        return f"{score:g}"
+    return score if abs(score) <= LARGEST else f"{score:g}, too large for float32"
 
 
 def response_texts(
