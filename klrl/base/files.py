@@ -45,6 +45,11 @@ def read_plain(path: Path, most: int = SMALL) -> bytes:
     return path.read_bytes()
 
 
+def as_bytes(text: str) -> bytes:
+    """Encode a text that may contain a path, which may be invalid UTF-8."""
+    return text.encode(errors="backslashreplace")
+
+
 def replace_file(path: Path, text: str) -> None:
     """Replace the text of a file that only one process writes; readers see the old or the new text.
 
@@ -59,7 +64,7 @@ def replace_file(path: Path, text: str) -> None:
     try:
         partial.unlink(missing_ok=True)  # ``writing`` refuses an existing file
         with writing(partial) as file:
-            file.write(text.encode(errors="backslashreplace"))  # a path may be invalid UTF-8
+            file.write(as_bytes(text))
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
@@ -135,6 +140,14 @@ def refuse_link(path: Path, name: str = "") -> None:
             f"{name or f'{path}:'} is a link, whose target would be overwritten; replace it "
             "with a copy"
         )
+
+
+def names(path: Path, file: os.stat_result) -> bool:
+    """Return True if the path is still that of an open file."""
+    try:
+        return os.path.samestat(file, path.stat())
+    except OSError:
+        return False
 
 
 def sync(path: Path) -> None:

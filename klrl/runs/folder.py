@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from klrl import __version__
 from klrl.base.errors import first_line
-from klrl.base.files import make_folder, read_plain, replace_file, to_update
+from klrl.base.files import as_bytes, make_folder, read_plain, replace_file, to_update
 from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
@@ -136,6 +136,8 @@ class RunFolder:
         self.curves = self.place / "curves.png"
         self.checkpoints = self.place / "checkpoints"
         self._manifest = self.place / "manifest.json"
+        self._settings = self.place / ".hydra" / "config.yaml"
+        self._settings_text = ""
         self._claim: Claim | None = None
         self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
@@ -190,6 +192,16 @@ class RunFolder:
         """Check the folder by :meth:`klrl.runs.owner.Claim.check`, if this object owns it."""
         if self._claim is not None:
             self._claim.check()
+
+    def check_settings(self) -> None:
+        """Check that the stored settings are those that this process wrote, by an OSError."""
+        with suppress(OSError):
+            if read_plain(self._settings) == as_bytes(self._settings_text):
+                return
+        raise OSError(
+            f"{self._settings}: was removed or changed during the run; put it back, then resume "
+            "the run"
+        )
 
     def open(self, config: JobConfig, **more: object) -> Manifest:
         """Write and return the manifest of a run that starts or resumes; ``more`` adds entries.
@@ -260,9 +272,10 @@ class RunFolder:
         self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
     def _store_config(self, config: JobConfig, head: str) -> None:
-        stored = make_folder(self.place / ".hydra") / "config.yaml"
+        make_folder((stored := self._settings).parent)
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
-        replace_file(stored, head + settings)
+        self._settings_text = head + settings
+        replace_file(stored, self._settings_text)
         if self._overrides is not None:
             overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
             replace_file(stored.with_name("overrides.yaml"), head + overrides)

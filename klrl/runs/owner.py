@@ -22,7 +22,7 @@ from subprocess import getstatusoutput
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
-from klrl.base.files import open_in_place, read_plain, refuse_link
+from klrl.base.files import names, open_in_place, read_plain, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
@@ -207,10 +207,7 @@ class Claim:
 
     def _is_named(self) -> bool:
         """Return True if the owner file on disk is still the file that this process locked."""
-        try:
-            return os.path.samestat(os.fstat(self._file), self._path.stat())
-        except OSError:
-            return False
+        return names(self._path, os.fstat(self._file))
 
     def _beat(self) -> None:
         # Two threads may call this at once when a suspended process continues. Ignore disk errors:

@@ -186,3 +186,35 @@ def test_an_environment_may_change_the_current_folder(where: str, capsys) -> Non
         assert (run / "curves.png").exists()
     assert {path.name for path in Path().iterdir()} >= {"demo", "run", "outputs"}
     assert exits("verify", "run") == 0
+
+
+def spoil(name: str, how: str) -> None:
+    path = RUN / name
+    if how == "removed":
+        path.rename("elsewhere")
+    elif how == "replaced":
+        path.write_bytes(path.rename("elsewhere").read_bytes() + b"\n")
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "cut"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".hydra/config.yaml"])
+@pytest.mark.parametrize("moment", ["row", "checkpoint", "a_file"])
+def test_a_run_whose_file_is_spoiled_fails_and_is_resumed(
+    moment: str, name: str, how: str, whole: list[dict], monkeypatch, capsys
+) -> None:
+    rows = Path("kept")
+    with monkeypatch.context() as patch:
+        before_call(patch, moment, lambda: (rows.write_bytes((RUN / name).read_bytes()),
+                                            spoil(name, how)))  # fmt: skip
+        code, _, err = said(capsys, *WORDS)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert name in line
+    assert "resume the run" in line
+    assert manifest_of(RUN)["status"] == "failed"
+    (RUN / name).unlink(missing_ok=True)
+    rows.rename(RUN / name)
+    assert exits("resume=run") == 0
+    assert timeless(rows_of(RUN)) == whole
