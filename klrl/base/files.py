@@ -45,11 +45,6 @@ def read_plain(path: Path, most: int = SMALL) -> bytes:
     return path.read_bytes()
 
 
-def as_bytes(text: str) -> bytes:
-    """Encode a text that may contain a path, which may be invalid UTF-8."""
-    return text.encode(errors="backslashreplace")
-
-
 def replace_file(path: Path, text: str) -> None:
     """Replace the text of a file that only one process writes; readers see the old or the new text.
 
@@ -64,7 +59,7 @@ def replace_file(path: Path, text: str) -> None:
     try:
         partial.unlink(missing_ok=True)  # ``writing`` refuses an existing file
         with writing(partial) as file:
-            file.write(as_bytes(text))
+            file.write(text.encode(errors="backslashreplace"))  # a path may be invalid UTF-8
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)

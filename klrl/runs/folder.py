@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 
 from klrl import __version__
 from klrl.base.errors import first_line
-from klrl.base.files import as_bytes, make_folder, read_plain, replace_file, to_update
+from klrl.base.files import make_folder, read_plain, replace_file, to_update
 from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
@@ -137,7 +137,7 @@ class RunFolder:
         self.checkpoints = self.place / "checkpoints"
         self._manifest = self.place / "manifest.json"
         self._settings = self.place / ".hydra" / "config.yaml"
-        self._settings_text = ""
+        self._stored = b""  # the contents of this file
         self._claim: Claim | None = None
         self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
@@ -196,7 +196,7 @@ class RunFolder:
     def check_settings(self) -> None:
         """Check that the stored settings are those that this process wrote, by an OSError."""
         with suppress(OSError):
-            if read_plain(self._settings) == as_bytes(self._settings_text):
+            if read_plain(self._settings) == self._stored:
                 return
         raise OSError(
             f"{self._settings}: was removed or changed during the run; put it back, then resume "
@@ -272,13 +272,13 @@ class RunFolder:
         self.update(side_failures=[*self._written.get("side_failures", []), failure])
 
     def _store_config(self, config: JobConfig, head: str) -> None:
-        make_folder((stored := self._settings).parent)
+        make_folder(self._settings.parent)
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
-        self._settings_text = head + settings
-        replace_file(stored, self._settings_text)
+        replace_file(self._settings, head + settings)
+        self._stored = read_plain(self._settings)
         if self._overrides is not None:
             overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
-            replace_file(stored.with_name("overrides.yaml"), head + overrides)
+            replace_file(self._settings.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: Manifest) -> None:
         self.check_owned()

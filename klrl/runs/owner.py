@@ -181,7 +181,9 @@ class Claim:
             OwnerError: the check failed; this process must not write to the folder any more.
         """
         run = self._path.parent
-        if time.time() - self._seen > SILENT_SECONDS / 2 or not self._is_named():
+        if time.time() - self._seen > SILENT_SECONDS / 2 or not names(
+            self._path, os.fstat(self._file)
+        ):
             self._beat()
         if self._lost and (other := read_owner(run)) is not None:
             raise OwnerError(f"{run}: {other} took the run over, since this process was silent")
@@ -195,7 +197,7 @@ class Claim:
         """Release the folder for other processes."""
         self._ended.set()
         if os.pread(self._file, _LONGEST, 0) == self._text:  # else another process took it over
-            if self._is_named():
+            if names(self._path, os.fstat(self._file)):
                 self._path.unlink(missing_ok=True)
             else:  # it was moved: name no owner
                 os.ftruncate(self._file, 0)
@@ -204,10 +206,6 @@ class Claim:
     def _renew(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             self._beat()
-
-    def _is_named(self) -> bool:
-        """Return True if the owner file on disk is still the file that this process locked."""
-        return names(self._path, os.fstat(self._file))
 
     def _beat(self) -> None:
         # Two threads may call this at once when a suspended process continues. Ignore disk errors:

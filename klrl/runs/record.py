@@ -78,7 +78,7 @@ class Recorder:
         """Write an iteration's row, and show it.
 
         Raises:
-            OSError: writing failed, as on a full disk; no partial row is left. Or see :meth:`check`.
+            OSError: see :meth:`check`; or writing failed, and no partial row is left.
             OwnerError: the run folder is gone, or another process took it over.
         """
         self.check()
