@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from klrl.base.errors import ConfigError, Interrupted, WorkerError
 from klrl.base.files import to_append, to_update
 from klrl.base.interrupt import stop_signals, stops_at_once
+from klrl.base.programs import safe_children
 from klrl.base.text import escaped, warn
 from klrl.config import (
     GROUPS,
@@ -101,7 +102,7 @@ def run_jobs(
     if not local:  # a local job runs in this process, and handles signals itself
         passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
-        with passing as signals:
+        with passing as signals, nullcontext() if local else safe_children():
             for event in factory("launcher", launcher, SWEEP)(launcher, todo, folder):
                 _take(event, ledger, outcomes, len(todo), local=local)
                 if local and isinstance(event, Outcome) and event.signum is not None:
