@@ -137,7 +137,7 @@ class RunFolder:
         self.checkpoints = self.place / "checkpoints"
         self._manifest = self.place / "manifest.json"
         self._settings = self.place / ".hydra" / "config.yaml"
-        self._stored = b""  # the contents of this file
+        self._stored: dict[Path, bytes] = {}  # file -> what this process wrote last
         self._claim: Claim | None = None
         self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
@@ -193,15 +193,15 @@ class RunFolder:
         if self._claim is not None:
             self._claim.check()
 
-    def check_settings(self) -> None:
-        """Check that the stored settings are those that this process wrote, by an OSError."""
-        with suppress(OSError):
-            if read_plain(self._settings) == self._stored:
-                return
-        raise OSError(
-            f"{self._settings}: was removed or changed during the run; put it back, then resume "
-            "the run"
-        )
+    def check_stored(self) -> None:
+        """Check, by an OSError, that settings and manifest are those that this process wrote."""
+        for path, content in list(self._stored.items()):
+            with suppress(OSError):
+                if read_plain(path) == content:
+                    continue
+            raise OSError(
+                f"{path}: was removed or changed during the run; put it back, then resume the run"
+            )
 
     def open(self, config: JobConfig, **more: object) -> Manifest:
         """Write and return the manifest of a run that starts or resumes; ``more`` adds entries.
@@ -275,14 +275,16 @@ class RunFolder:
         make_folder(self._settings.parent)
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
         replace_file(self._settings, head + settings)
-        self._stored = read_plain(self._settings)
+        self._stored[self._settings] = read_plain(self._settings)
         if self._overrides is not None:
             overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
             replace_file(self._settings.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: Manifest) -> None:
         self.check_owned()
+        self._stored.pop(self._manifest, None)
         replace_file(self._manifest, _as_text(manifest))
+        self._stored[self._manifest] = read_plain(self._manifest)
         self._last_written = manifest
 
 

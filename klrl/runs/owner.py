@@ -185,7 +185,8 @@ class Claim:
             self._path, os.fstat(self._file)
         ):
             self._beat()
-        if self._lost and (other := read_owner(run)) is not None:
+        other = read_owner(run) if self._lost else None
+        if other is not None and (other.host, other.pid) != (platform.node(), os.getpid()):
             raise OwnerError(f"{run}: {other} took the run over, since this process was silent")
         if self._lost or not run.is_dir():
             raise OwnerError(
@@ -213,7 +214,12 @@ class Claim:
         with self._beating, suppress(OSError):
             # Open the file again: otherwise, a network file system may hide other machines' writes.
             try:
-                self._lost = self._lost or read_plain(self._path, _LONGEST) != self._text
+                # A copy in the place of the moved folder has the same text in another file.
+                self._lost = (
+                    self._lost
+                    or read_plain(self._path, _LONGEST) != self._text
+                    or not names(self._path, os.fstat(self._file))
+                )
             except OSError as error:  # None: it is no regular file
                 self._lost = error.errno in (None, errno.ENOENT, errno.ENOTDIR)
             if not self._lost:

@@ -96,14 +96,14 @@ class Recorder:
             self._files.guard.call(logger.part, logger.log_samples, samples)
 
     def check(self) -> None:
-        """Check that the folder is still this run's, with its settings and all rows.
+        """Check that the folder is still this run's, with its manifest, settings and rows.
 
         Raises:
             OSError: a file is gone or was changed; the message says which.
             OwnerError: see :meth:`record`.
         """
         self._files.check_owned()
-        self._files.check_settings()
+        self._files.check_stored()
         self._metrics.check()
         self._samples.check()
 
