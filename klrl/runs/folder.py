@@ -184,6 +184,7 @@ class RunFolder:
                 yield
             except OSError:
                 self.check_owned()  # a moved folder has a clearer error
+                self.check_stored()
                 raise
             finally:
                 self._claim = None
@@ -194,10 +195,11 @@ class RunFolder:
             self._claim.check()
 
     def check_stored(self) -> None:
-        """Check, by an OSError, that settings and manifest are those that this process wrote."""
-        for path, content in list(self._stored.items()):
+        """Check, by an OSError, for checkpoints, and this process's settings and manifest."""
+        folders = {self.checkpoints: b""} if self._stored else {}
+        for path, content in [*self._stored.items(), *folders.items()]:
             with suppress(OSError):
-                if read_plain(path) == content:
+                if path.is_dir() if path in folders else read_plain(path) == content:
                     continue
             raise OSError(
                 f"{path}: was removed or changed during the run; put it back, then resume the run"

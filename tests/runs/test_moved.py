@@ -233,3 +233,19 @@ def test_a_run_whose_file_is_spoiled_fails_and_is_resumed(
         rows.rename(RUN / name)
     assert exits("resume=run") == 0
     assert timeless(rows_of(RUN)) == whole
+
+
+@pytest.mark.parametrize("moment", ["row", "checkpoint", "a_file"])
+def test_a_run_whose_checkpoints_are_moved_fails_and_is_resumed(
+    moment: str, whole: list[dict], monkeypatch, capsys
+) -> None:
+    away, place = Path("away"), RUN / "checkpoints"
+    with monkeypatch.context() as patch:
+        before_call(patch, moment, lambda: place.rename(away))
+        code, _, err = said(capsys, *WORDS)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert "run/checkpoints: was removed or changed during the run; put it back" in line
+    away.rename(place)
+    assert exits("resume=run") == 0
+    assert timeless(rows_of(RUN)) == whole
