@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from klrl.base.files import expanded, replacing, writing
+from klrl.base.programs import safe_children
 
 
 def cache_dir() -> Path:
@@ -78,7 +79,8 @@ def compiling() -> Iterator[None]:
     before = os.environ.get("TMPDIR"), tempfile.tempdir
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)  # the compiler's processes inherit TMPDIR
     try:
-        yield
+        with safe_children():
+            yield
     finally:
         del os.environ["TMPDIR"]
         os.environ.update({"TMPDIR": before[0]} if before[0] is not None else {})

@@ -151,6 +151,14 @@ def refuse_link(path: Path, name: str = "") -> None:
         )
 
 
+def names(path: Path, file: os.stat_result) -> bool:
+    """Return True if the path is still that of an open file."""
+    try:
+        return os.path.samestat(file, path.stat())
+    except OSError:
+        return False
+
+
 def sync(path: Path) -> None:
     """Sync a file's contents, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

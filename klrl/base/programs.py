@@ -1,12 +1,34 @@
 """Keeps files of the current folder, which may be a stranger's, from starting as programs."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+
+#: Environment variables: Python does not search the current folder first; klrl set the former.
+_SAFE, _ADDED = "PYTHONSAFEPATH", "KLRL_SAFEPATH"
+
+
+@contextmanager
+def safe_children() -> Iterator[None]:
+    """Keep Pythons that libraries start from importing the current folder's modules first.
+
+    :func:`protect` removes the variables in a child, so that the user's programs do not get them.
+    """
+    added = {} if os.environ.get(_SAFE) else {_SAFE: "1", _ADDED: "1"}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def protect() -> None:
     """Keep this process and its child processes from running programs of the current folder."""
+    if os.environ.pop(_ADDED, None):
+        os.environ.pop(_SAFE, None)
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, path))  # without entries such as .
     # When mujoco imports glfw, glfw searches its library by a Python that imports modules of the

@@ -22,7 +22,7 @@ from subprocess import getstatusoutput
 from typing import Any
 
 from klrl.base.errors import ConfigError, OwnerError
-from klrl.base.files import open_in_place, read_plain, refuse_link
+from klrl.base.files import names, open_in_place, read_plain, refuse_link
 from klrl.base.text import warn
 
 OWNER_FILE = "owner.json"
@@ -181,9 +181,12 @@ class Claim:
             OwnerError: the check failed; this process must not write to the folder any more.
         """
         run = self._path.parent
-        if time.time() - self._seen > SILENT_SECONDS / 2 or not self._is_named():
+        if time.time() - self._seen > SILENT_SECONDS / 2 or not names(
+            self._path, os.fstat(self._file)
+        ):
             self._beat()
-        if self._lost and (other := read_owner(run)) is not None:
+        other = read_owner(run) if self._lost else None
+        if other is not None and (other.host, other.pid) != (platform.node(), os.getpid()):
             raise OwnerError(f"{run}: {other} took the run over, since this process was silent")
         if self._lost or not run.is_dir():
             raise OwnerError(
@@ -195,7 +198,7 @@ class Claim:
         """Release the folder for other processes."""
         self._ended.set()
         if os.pread(self._file, _LONGEST, 0) == self._text:  # else another process took it over
-            if self._is_named():
+            if names(self._path, os.fstat(self._file)):
                 self._path.unlink(missing_ok=True)
             else:  # it was moved: name no owner
                 os.ftruncate(self._file, 0)
@@ -205,20 +208,18 @@ class Claim:
         while not self._ended.wait(BEAT_SECONDS):
             self._beat()
 
-    def _is_named(self) -> bool:
-        """Return True if the owner file on disk is still the file that this process locked."""
-        try:
-            return os.path.samestat(os.fstat(self._file), self._path.stat())
-        except OSError:
-            return False
-
     def _beat(self) -> None:
         # Two threads may call this at once when a suspended process continues. Ignore disk errors:
         # if rows cannot be written, the run ends anyway.
         with self._beating, suppress(OSError):
             # Open the file again: otherwise, a network file system may hide other machines' writes.
             try:
-                self._lost = self._lost or read_plain(self._path, _LONGEST) != self._text
+                # A copy in the place of the moved folder has the same text in another file.
+                self._lost = (
+                    self._lost
+                    or read_plain(self._path, _LONGEST) != self._text
+                    or not names(self._path, os.fstat(self._file))
+                )
             except OSError as error:  # None: it is no regular file
                 self._lost = error.errno in (None, errno.ENOENT, errno.ENOTDIR)
             if not self._lost:

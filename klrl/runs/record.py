@@ -78,10 +78,10 @@ class Recorder:
         """Write an iteration's row, and show it.
 
         Raises:
-            OSError: writing failed, as on a full disk; no partial row is left.
+            OSError: see :meth:`check`; or writing failed, and no partial row is left.
             OwnerError: the run folder is gone, or another process took it over.
         """
-        self._files.check_owned()
+        self.check()
         self._metrics.log(row)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log, row)
@@ -90,10 +90,22 @@ class Recorder:
 
     def samples(self, samples: Samples) -> None:
         """Write an iteration's responses; :meth:`record` then writes the iteration's row."""
-        self._files.check_owned()
+        self.check()
         self._samples.log_all(samples)
         for logger in self._loggers:
             self._files.guard.call(logger.part, logger.log_samples, samples)
+
+    def check(self) -> None:
+        """Check that the folder is still this run's, with its manifest, settings and rows.
+
+        Raises:
+            OSError: a file is gone or was changed; the message says which.
+            OwnerError: see :meth:`record`.
+        """
+        self._files.check_owned()
+        self._files.check_stored()
+        self._metrics.check()
+        self._samples.check()
 
     def say(self, text: str) -> None:
         """Print a permanent line."""
@@ -101,7 +113,7 @@ class Recorder:
 
     def marks(self) -> dict[str, object]:
         """Return the run's id and the :meth:`RowFile.mark` of each file, for the checkpoint."""
-        self._files.check_owned()
+        self.check()
         files = {self._files.metrics.name: self._metrics, self._files.samples.name: self._samples}
         return {"run": self._run, "rows": {name: file.mark() for name, file in files.items()}}
 
@@ -141,11 +153,12 @@ def recording(
     try:
         loggers = late.enter_context(open_loggers(config.logger, logged))
         with Progress(total, domain, done=counters.frames, guard=guard, phases=phases) as progress:
-            yield Recorder(files, metrics, samples, loggers, progress, run)
+            recorder = Recorder(files, metrics, samples, loggers, progress, run)
+            yield recorder
+            recorder.check()
     finally:
         metrics.close()
         samples.close()
-    files.check_owned()
     guard.call("progress", print, summary(files, config, counters.frames))
 
 

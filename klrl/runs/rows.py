@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from klrl.base.files import ROWS, read_plain, to_append, to_update
+from klrl.base.files import ROWS, names, read_plain, to_append, to_update
 from klrl.base.text import warn
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import RUN, Row
@@ -47,6 +47,22 @@ class RowFile:
             cut(path, axis, after, mark or {})
         self._sha = hashlib.sha256(read_plain(path, ROWS) if path.exists() else b"")
         self._file = to_append(path) if path.exists() else None
+        self._bytes = path.stat().st_size if self._file else 0
+
+    def check(self) -> None:
+        """Check that the path still names the file, and that the file has every written row.
+
+        Raises:
+            OSError: the file was removed, replaced or cut, as by an environment's code.
+        """
+        if self._file is None:
+            return
+        status = os.fstat(self._file.fileno())
+        if not (names(self._path, status) and status.st_size >= self._bytes):
+            raise OSError(
+                f"{self._path}: was removed, replaced or cut during the run; put it back if you "
+                "can, then resume the run"
+            )
 
     def log(self, row: Row) -> None:
         """Append one line."""
@@ -71,6 +87,7 @@ class RowFile:
             error.filename = str(self._path)
             raise
         self._sha.update(whole)
+        self._bytes += len(whole)
 
     def mark(self) -> dict[str, object]:
         """Sync the file to the disk; return the number of its ``bytes`` and their ``sha256``.

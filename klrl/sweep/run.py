@@ -11,9 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, BinaryIO
 
-from klrl.base.errors import ConfigError, Interrupted, WorkerError
+from klrl.base.errors import ConfigError, Interrupted, OwnerError, WorkerError
 from klrl.base.files import to_append, to_update
 from klrl.base.interrupt import stop_signals, stops_at_once
+from klrl.base.programs import safe_children
 from klrl.base.text import escaped, warn
 from klrl.config import (
     GROUPS,
@@ -92,6 +93,7 @@ def run_jobs(
     Raises:
         ConfigError: the launcher's queue refuses the jobs, or does not answer.
         Interrupted: a signal stopped the jobs.
+        OwnerError: the sweep's folder was moved or deleted.
         WorkerError: the launcher's cluster cannot be joined, or has no machine left.
     """
     todo = _opened(folder, jobs, launcher, ledger)
@@ -101,7 +103,7 @@ def run_jobs(
     if not local:  # a local job runs in this process, and handles signals itself
         passing = passed_on(folder, todo, uses_slurm(launcher))
     try:
-        with passing as signals:
+        with passing as signals, nullcontext() if local else safe_children():
             for event in factory("launcher", launcher, SWEEP)(launcher, todo, folder):
                 _take(event, ledger, outcomes, len(todo), local=local)
                 if local and isinstance(event, Outcome) and event.signum is not None:
@@ -110,6 +112,13 @@ def run_jobs(
     except WorkerError:
         ledger.print_table("stopped: ")
         raise
+    except FileNotFoundError as error:
+        if folder.is_dir():
+            raise
+        raise OwnerError(
+            f"{folder}: was moved or deleted during the sweep; start the sweep where it is now, by "
+            "sweep=NAME"
+        ) from error
     if signals:
         ledger.print_table("stopped: ")
         raise Interrupted(signals[0])

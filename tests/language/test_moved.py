@@ -21,6 +21,13 @@ def moves(prompts, responses, rows):
     if len(calls) == 3:
         (here / "run").rename(here / "moved")
     return length(prompts, responses, rows)
+def spoils(prompts, responses, rows):
+    name, how = (here / "spoil").read_text().split()
+    if len(calls) == 3 and how == "removed":
+        (here / "run" / name).unlink()
+    elif len(calls) == 3:
+        os.truncate(here / "run" / name, (here / "run" / name).stat().st_size // 2)
+    return length(prompts, responses, rows)
 def wanders(prompts, responses, rows):
     os.chdir(here / "elsewhere")
     return length(prompts, responses, rows)
@@ -71,3 +78,17 @@ def test_a_reward_function_that_exits_is_no_success(exits) -> None:
     assert (code, len(err.splitlines())) == (1, 1), err
     assert "raised SystemExit: 0" in err
     assert manifest_of(RUN)["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
+@pytest.mark.parametrize("how", ["removed", "cut"])
+def test_a_run_whose_rows_its_reward_function_spoils_fails(name: str, how: str, exits) -> None:
+    Path("spoil").write_text(f"{name} {how}")
+    sys.modules.pop("my_rewards", None)
+    code, _, err = exits("env.reward=my_rewards:spoils", *WORDS)
+    assert (code, len(err.splitlines())) == (1, 1), err
+    assert name in err
+    assert manifest_of(RUN)["status"] == "failed"
+    code, _, err = exits("resume=run", "trust=run")
+    assert code == 0, err
+    assert rows_of(RUN)[-1]["samples"] == 64

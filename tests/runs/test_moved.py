@@ -1,5 +1,6 @@
 """A run whose folder is moved, or whose code changes the current folder, is never divided."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,12 @@ def occupy() -> None:
     move()
     RUN.mkdir()
     (RUN / "notes").touch()
+
+
+def copy_there() -> None:
+    """Move the run, and put a copy in its place."""
+    move()
+    shutil.copytree(MOVED, RUN)
 
 
 def take_name() -> None:
@@ -74,6 +81,8 @@ def moved_run(monkeypatch, capsys, moment: str, act: Callable[[], None], *words:
     assert "was moved or deleted during the run" in line
     if act is take_name:
         return RUN
+    if act is copy_there:
+        return MOVED
     assert [path.name for path in RUN.rglob("*")] == ["notes"] * (act is occupy)
     return MOVED
 
@@ -89,7 +98,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     ("moment", "act"),
     [
         *((moment, move) for moment in MOMENTS),
-        *((moment, act) for moment in ("row", "a_file", "summary") for act in (occupy, take_name)),
+        *(
+            (moment, act)
+            for moment in ("row", "a_file", "summary")
+            for act in (occupy, take_name, copy_there)
+        ),
     ],
 )
 def test_a_run_that_is_moved_fails_and_is_resumed_as_one(
@@ -135,7 +148,8 @@ def test_a_sweep_that_is_moved_begins_no_job_where_it_was(monkeypatch, capsys) -
     monkeypatch.setattr(loop, "Training", make)
     code, _, err = said(capsys, "-m", *QUICK, "seed=0,1,2", "sweep=s")
     assert code == 1
-    assert "Traceback" not in err
+    assert len(err.splitlines()) == 1
+    assert "outputs/s: was moved or deleted during the sweep" in err
     assert not old.exists()
     assert manifest_of(new / "seed=0")["status"] == "finished"
     assert exits("-m", *QUICK, "seed=0,1,2", "sweep=t") == 0
@@ -186,3 +200,52 @@ def test_an_environment_may_change_the_current_folder(where: str, capsys) -> Non
         assert (run / "curves.png").exists()
     assert {path.name for path in Path().iterdir()} >= {"demo", "run", "outputs"}
     assert exits("verify", "run") == 0
+
+
+def spoil(name: str, how: str) -> None:
+    path = RUN / name
+    if how == "removed":
+        path.rename("elsewhere")
+    elif how == "replaced":
+        path.write_bytes(path.rename("elsewhere").read_bytes() + b"\n")
+    else:
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced", "cut"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".hydra/config.yaml", "manifest.json"])
+@pytest.mark.parametrize("moment", ["row", "checkpoint", "a_file"])
+def test_a_run_whose_file_is_spoiled_fails_and_is_resumed(
+    moment: str, name: str, how: str, whole: list[dict], monkeypatch, capsys
+) -> None:
+    rows = Path("kept")
+    with monkeypatch.context() as patch:
+        before_call(patch, moment, lambda: (rows.write_bytes((RUN / name).read_bytes()),
+                                            spoil(name, how)))  # fmt: skip
+        code, _, err = said(capsys, *WORDS)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert name in line
+    assert "resume the run" in line
+    assert manifest_of(RUN)["status"] == "failed"
+    if name != "manifest.json":  # klrl writes it again
+        (RUN / name).unlink(missing_ok=True)
+        rows.rename(RUN / name)
+    assert exits("resume=run") == 0
+    assert timeless(rows_of(RUN)) == whole
+
+
+@pytest.mark.parametrize("moment", ["row", "checkpoint", "a_file"])
+def test_a_run_whose_checkpoints_are_moved_fails_and_is_resumed(
+    moment: str, whole: list[dict], monkeypatch, capsys
+) -> None:
+    away, place = Path("away"), RUN / "checkpoints"
+    with monkeypatch.context() as patch:
+        before_call(patch, moment, lambda: place.rename(away))
+        code, _, err = said(capsys, *WORDS)
+    assert code == 1
+    (line,) = err.splitlines()
+    assert "run/checkpoints: was removed or changed during the run; put it back" in line
+    away.rename(place)
+    assert exits("resume=run") == 0
+    assert timeless(rows_of(RUN)) == whole

@@ -159,3 +159,27 @@ def test_a_row_is_written_whole_or_not_at_all(monkeypatch) -> None:
         file.log({"frames": 2})
     file.close()
     assert PATH.read_text() == '{"frames": 1}\n'
+
+
+LOSSES = {
+    "removed": Path.unlink,
+    "moved": lambda path: path.rename("elsewhere"),
+    "replaced": lambda path: path.write_bytes(path.rename("elsewhere").read_bytes()),
+    "emptied": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("resume", [False, True])
+def test_rows_that_are_lost_are_noticed(loss: str, resume: bool) -> None:
+    mark = write(*lines(1, 2)) if resume else None
+    file = RowFile(PATH, "frames", 2 if resume else None, mark)
+    if not resume:
+        file.check()  # no row yet, so no file
+        file.log({"frames": 1})
+    file.check()
+    LOSSES[loss](PATH)
+    with pytest.raises(OSError, match="removed, replaced or cut"):
+        file.check()
+    file.close()
