@@ -163,7 +163,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
             "new",
             "--which",
             "best",
-        ): f"klrl export: {Path('run').absolute()}: has no checkpoint 'best'",
+        ): f"klrl export: {Path.cwd() / 'run'}: has no checkpoint 'best'",
     }
     capsys.readouterr()
     for words, line in refused.items():
