@@ -25,8 +25,9 @@ from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
 from klrl.config import GROUPS, JobConfig
 from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
-from klrl.config.compose import flags, job_config, keys, prepared
-from klrl.config.overrides import is_of_sweep, key_of, value_of
+from klrl.config.compose import job_config
+from klrl.config.given import Given
+from klrl.config.overrides import flags, read
 from klrl.config.own import complete
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
@@ -227,7 +228,7 @@ def run(
         Interrupted: Ctrl-C, SIGTERM or a callback's ``training.stop()`` stopped the run.
     """
     hooks = _checked_callbacks(callbacks)
-    given: list[str] | None = None
+    given: list[Given] | None = None
     argv: list[str] | None = None
     if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
         config = check_config(overrides[0])
@@ -238,7 +239,7 @@ def run(
         config = compose(*given, config_dir=config_dir)
         argv = ["python", "-m", "klrl", *flags(str(config_dir) if config_dir else None), *given]
     complete(config)
-    check_machine(config, keys(given or ()))
+    check_machine(config, given or ())
     path = None if folder is None else str(folder)
     made = run_in_folder(path, config, given, setting="folder", argv=argv, callbacks=hooks)
     return Run(made)
@@ -297,7 +298,7 @@ def _checked_callbacks(callbacks: object) -> list[Callback]:
     return hooks
 
 
-def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[str]:
+def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[Given]:
     """Check the overrides of a single job, and convert them to Hydra's grammar."""
     for each in given:
         if not isinstance(each, str):
@@ -306,15 +307,12 @@ def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
     words = [each for each in given if isinstance(each, str)]
-    overrides = prepared(words, str(config_dir) if config_dir else None)
-    for override in words:
-        key = key_of(override)
-        if key == "resume" and value_of(override) != "null":
-            raise ConfigError(f"{override}: resumes a run; use klrl {override} on the command line")
-        if is_of_sweep(override) or key.startswith("hydra"):
-            raise ConfigError(
-                f"{override}: only the command line reads it; drop it, or use folder="
-            )
+    overrides = read(words, str(config_dir) if config_dir else None)
+    for each in overrides:
+        if each.key == "resume" and each.value != "null":
+            raise ConfigError(f"{each}: resumes a run; use klrl {each} on the command line")
+        if each.of_sweep or each.of_hydra:
+            raise ConfigError(f"{each}: only the command line reads it; drop it, or use folder=")
     return overrides
 
 

@@ -121,8 +121,9 @@ def settings() -> Callable[..., object]:
     """Compose a typed config from words as on the command line."""
     from klrl.config.checks import to_config
     from klrl.config.compose import Composer
+    from klrl.config.overrides import parse
 
-    return lambda *words: to_config(Composer().explained([*QUICK, *words]))
+    return lambda *words: to_config(Composer().composed(parse([*QUICK, *words])))
 
 
 def name_of(descriptor: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sort_digits_base import build
-from klrl.config.catalogue import described
+from klrl.config.explain import described
 from tests.config.test_yaml import installed
 from tests.conftest import QUICK
 from tests.language.conftest import LENGTHS, QUICK_MODEL

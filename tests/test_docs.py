@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.sort_digits_base import build
-from klrl.config.compose import job_config, parse_args
-from klrl.config.overrides import expand, split_overrides
+from klrl.config.compose import job_config
+from klrl.config.overrides import expand, parse_args, separate
 from klrl.sweep.run import sweep_settings
 from klrl.sweep.search import space_of
 from tests.conftest import QUICK, marked
@@ -37,7 +37,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_composes(command: str) -> None:
     args = parse_args([word for word in shlex.split(command) if word not in ("--cfg", "job")])
-    words = split_overrides(args.overrides) if args.multirun else None
+    words = separate(args.overrides, multirun=True) if args.multirun else None
     if words is None:
         jobs = [args.overrides]
     else:

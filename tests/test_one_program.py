@@ -20,6 +20,7 @@ from torch import Tensor
 
 from klrl.config import CHOICES, CONTROL, LANGUAGE, JobConfig, choices_for
 from klrl.config.compose import Composer
+from klrl.config.overrides import parse
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from tests.one_step import (
     BETA,
@@ -116,7 +117,7 @@ def job(domain: str, loss: str, kl: str, advantage: str, settings: str, *more: s
     words = [*JOB[domain], f"loss={loss}", f"loss.reduction={REDUCTION[domain][settings]}"]
     words += known(LOSS_WORDS, "loss", loss)[settings]
     words += [f"advantage={advantage}", *known(ADVANTAGE_WORDS, "advantage", advantage)[settings]]
-    return COMPOSER.job_config([*words, *SHARED[settings], *kl.split(), *more])
+    return COMPOSER.job_config(parse([*words, *SHARED[settings], *kl.split(), *more]))
 
 
 def domains(**chosen: str) -> list[str]:

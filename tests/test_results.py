@@ -12,7 +12,7 @@ from benchmarks.pages import mujoco
 from benchmarks.pages.__main__ import FOLDER, PAGES, page_of
 from benchmarks.pages.mujoco import ACTION, CLIP, HELD, KLPEN, SEARCHED, TASKS, TRPO, Known, values
 from benchmarks.pages.tables import Measure, Row, cell, worst
-from klrl.config.overrides import expand, split_overrides
+from klrl.config.overrides import expand, parse, separate
 from klrl.report.statistics import Array, log_ratios
 
 pytestmark = pytest.mark.integration
@@ -43,12 +43,13 @@ COMMANDS = [
 @pytest.mark.parametrize("command", COMMANDS)
 def test_klrl_accepts_the_words_of_every_sweep(command) -> None:
     from klrl.config.checks import to_config
-    from klrl.config.compose import Composer, keys
+    from klrl.config.compose import Composer
     from klrl.config.rules.unread import check_all_read
 
-    jobs, composer = expand(split_overrides(shlex.split(command)).job), Composer()
+    given = parse(shlex.split(command))
+    jobs, composer = expand(separate(given, multirun=True).job), Composer()
     for words in (jobs[0], jobs[-1]):
-        check_all_read(to_config(composer.explained(words)), keys(words))
+        check_all_read(to_config(composer.composed(words)), words)
 
 
 #: Of a mean of .5 and s = .2 * sqrt(2.5): 2.7764 standard errors for five seeds.

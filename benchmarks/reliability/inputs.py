@@ -99,8 +99,8 @@ def out_of_range(r: random.Random) -> Input:
 
 def misspelt(r: random.Random) -> Input:
     """A key or a choice with a typo."""
-    from klrl.config.catalogue import described, settings
     from klrl.config.choices import GROUPS
+    from klrl.config.explain import described, settings
 
     base, group = r.choice(_CONTROL), r.choice(GROUPS)
     key = typo(r, r.choice(sorted(_settings(base))))
@@ -121,8 +121,8 @@ def _with(base: str, word: str, r: random.Random, names: tuple[str, ...]) -> Inp
 
 def odd_value(r: random.Random) -> Input:
     """Any setting, any group or nothing at all, with an odd value."""
-    from klrl.config.catalogue import settings
     from klrl.config.choices import GROUPS
+    from klrl.config.explain import settings
 
     keys = [*settings(), *GROUPS, "env.kwargs.g", "", "hydra.run.dir", "sweep", "nope", "é"]
     word = f"{r.choice(['', '', '+', '++', '~'])}{r.choice(keys)}={r.choice(texts('odd'))}"

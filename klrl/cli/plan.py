@@ -12,7 +12,7 @@ from __future__ import annotations
 
 def plan_command(argv: list[str]) -> int:
     """Print the jobs of a command line; return the exit code."""
-    from klrl.config.compose import parse_args
+    from klrl.config.overrides import parse_args
 
     args = parse_args(argv)
     if args.help:

@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 from klrl.config import CHOICES, OwnPart, Ungrouped
 from klrl.config.checks import NoValueError
 from klrl.config.choices import NAME
-from klrl.config.compose import compose, job_config
+from klrl.config.compose import Composer, compose
+from klrl.config.given import Given
 from klrl.config.nodes import notes_of
 from klrl.config.own import own_parts
 
@@ -20,12 +21,12 @@ from klrl.config.own import own_parts
 _OF_GYM = ("id", "kwargs")
 
 
-def show_job(overrides: list[str], config_dir: str | None) -> str:
+def show_job(given: list[Given], config_dir: str | None) -> str:
     """Return the text of ``--cfg job``, with ``???`` for missing values."""
     config = None
     with suppress(NoValueError):
-        config = job_config(overrides, config_dir)
-    cfg = compose(overrides, config_dir)
+        config = Composer(config_dir).job_config(given)
+    cfg = compose(given, config_dir)
     notes = notes_of(Ungrouped)
     for group in CHOICES:
         schema = OmegaConf.get_type(cfg, group)

@@ -31,7 +31,7 @@ from klrl.config import (
     choice_of,
     choices_for,
 )
-from klrl.config.choices import ALL_CHOICES, CHOICES, NAME, SET_BY_KLRL
+from klrl.config.choices import ALL_CHOICES, CHOICES, NAME
 from klrl.config.rules import rules_of
 
 
@@ -275,17 +275,6 @@ def check_device_name(device: str) -> None:
         raise ConfigError(
             f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"
         )
-
-
-def check_names_unset(overridden: Iterable[str]) -> None:
-    """Refuse overrides of settings that klrl sets, such as the source of a custom part."""
-    for key in overridden:
-        group, *names = key.split(".")
-        if group in ALL_CHOICES and names == [NAME]:
-            raise ConfigError(f"{key}: set by the choice; choose with {group}=...")
-        users = {"args", "kwargs"}.intersection(names)  # dictionaries with the user's own names
-        if group in ALL_CHOICES and not users and SET_BY_KLRL.intersection(names):
-            raise ConfigError(f"{key}: klrl sets it; drop it")
 
 
 def check_plain(where: str, value: object) -> None:

@@ -1,21 +1,121 @@
-"""Writes the text of ``--help``, and one-line messages for wrong settings."""
+"""Writes the text of ``--help``, and one-line messages for wrong settings.
+
+Both list groups, choices and settings, by the schemas and the YAML files of klrl and
+``--config-dir``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import Field, dataclass, fields
+from functools import cache
 from pathlib import Path
 
+import yaml
 from hydra.errors import OverrideParseException
 
 from klrl.base.errors import ConfigError
+from klrl.base.files import SMALL
 from klrl.base.text import nearest
-from klrl.config import SWEEP_GROUPS
-from klrl.config.catalogue import choice_files, chosen, declared_in, defaults, described, settings
-from klrl.config.choices import ALL_GROUPS
+from klrl.config import ALL_CHOICES, SWEEP_GROUPS, Ungrouped, conf_dir
+from klrl.config.checks import UnknownSettingError
+from klrl.config.choices import ALL_GROUPS, SET_BY_KLRL
+from klrl.config.fields import nested_schema
+from klrl.config.given import Given
 from klrl.config.objectives import PRESETS
 from klrl.config.placement import OWN
+
+
+@dataclass(frozen=True)
+class KnownSetting:
+    """A setting of the command line."""
+
+    key: str  # such as ``kl.estimator``
+    type: str  # the declared type, such as ``list[int]``
+    schemas: tuple[str, ...] = ()  # choices that have the setting; empty if it is in no group
+
+
+def choice_files(group: str, config_dir: str | None = None) -> dict[str, Path]:
+    """Map the names of a group's YAML files to paths; klrl's files override the user's."""
+    folders = ([Path(config_dir) / group] if config_dir else []) + [conf_dir() / group]
+    found = (path for folder in folders for path in folder.glob("*.yaml") if path.is_file())
+    return {path.stem: path for path in found if path.stat().st_size <= SMALL}
+
+
+def described(group: str, config_dir: str | None = None) -> dict[str, str]:
+    """Map each name that ``group=`` accepts to its line in ``--help``."""
+    found = {}
+    for name, path in choice_files(group, config_dir).items():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        notes = (line[2:] for line in lines if line.startswith("# ") and line[2:3] != "@")
+        found[name] = next(notes, "")
+    found |= {name: each.what for name, each in ALL_CHOICES.get(group, {}).items()}
+    found |= {name: each.what for name, each in PRESETS.get(group, {}).items()}
+    return dict(sorted(found.items()))
+
+
+def declared_in(group: str) -> list[str]:
+    """List the files and folders of klrl that declare the choices of a group."""
+    schemas = (each.schema.__module__ for each in ALL_CHOICES.get(group, {}).values())
+    files = [f"{each.replace('.', '/')}.py" for each in dict.fromkeys(schemas)]
+    return [*files, *["klrl/config/objectives.py"] * (group in PRESETS), f"conf/{group}"]
+
+
+@cache
+def settings() -> dict[str, KnownSetting]:
+    """Return all settings that users can set, by key."""
+    by_key: dict[str, KnownSetting] = {}
+    for group, registered in ALL_CHOICES.items():
+        for schema, choice in registered.items():
+            for name, each in _fields(choice.schema):
+                key = f"{group}.{name}"
+                before = by_key[key].schemas if key in by_key else ()
+                by_key[key] = KnownSetting(key, str(each.type), (*before, schema))
+    by_key |= {name: KnownSetting(name, str(each.type)) for name, each in _fields(Ungrouped)}
+    settable = (key for key in sorted(by_key) if key.rpartition(".")[2] not in SET_BY_KLRL)
+    return {key: by_key[key] for key in settable}
+
+
+def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:
+    """Yield the dotted name and the field of each setting in a schema, nested ones included."""
+    for each in fields(node):
+        if nested := nested_schema(each):
+            yield from _fields(nested, f"{prefix}{each.name}.")
+        else:
+            yield f"{prefix}{each.name}", each
+
+
+@cache
+def defaults() -> dict[str, str]:
+    """Map each group to its default choice, if it has one."""
+    texts = [(conf_dir() / f"{name}.yaml").read_text("utf-8") for name in ("config", "sweep")]
+    return {
+        group: name
+        for text in texts
+        for group, name in re.findall(r"^  - (\w+): (\w+)", text, re.MULTILINE)
+        if name != "null"
+    }
+
+
+def chosen(group: str, given: Sequence[Given], config_dir: str | None = None) -> str:
+    """Return a group's choice: of the overrides, else of the experiment, the env or the default.
+
+    An experiment or env has the choices of the YAML that it is based on.
+    """
+    found = {each.key: each.value for each in given}
+    for preset in ("experiment", "env"):
+        files = choice_files(preset, config_dir)
+        name = found.get(preset, defaults().get(preset, ""))
+        while path := files.pop(name, None):
+            entries = (yaml.safe_load(path.read_text("utf-8")) or {}).get("defaults", [])
+            for each in entries:
+                if isinstance(each, dict):
+                    ((key, value),) = each.items()
+                    found.setdefault(key.removeprefix("override /"), value)
+            name = next((each for each in map(str, entries) if each in files), "")
+    return found.get(group, defaults().get(group, "?"))
 
 
 def help_text(config_dir: str | None = None) -> str:
@@ -32,8 +132,10 @@ def help_text(config_dir: str | None = None) -> str:
     return Path(__file__).with_name("usage.txt").read_text("utf-8").format(groups="\n".join(lines))
 
 
-def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
+def explain(error: Exception, given: Sequence[Given], config_dir: str | None) -> ConfigError:
     """Turn an exception of ``hydra.compose`` into a one-line error with a remedy."""
+    if isinstance(error, UnknownSettingError):  # given with ++, so Hydra did not refuse it
+        return wrong_key(error.key, given, config_dir)
     text = str(error)
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], described(match[3], config_dir)) or "; name another"
@@ -46,9 +148,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"Could not find '(\w+)/([^']*)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):
-        return wrong_key(match[1], overrides, config_dir)
+        return wrong_key(match[1], given, config_dir)
     if match := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
-        return _preset_against_choice(match, overrides)
+        return _preset_against_choice(match, given)
     if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
         key, value = match[1].lstrip("+"), (match[2].splitlines() or [""])[0]
         return ConfigError(f"{key}={value}: {expected(error, key, value)}")
@@ -57,10 +159,9 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
     if match := re.search(r"An item is already at '([^']+)'", text):
         return ConfigError(f"+{match[1]}: the setting exists already; drop the +")
     if "Config group override must be" in text:  # the value is null or a number
-        for override in overrides:
-            group, _, name = override.lstrip("+").partition("=")
-            if group in ALL_GROUPS and name not in described(group, config_dir):
-                return _wrong_choice(group, name, config_dir)
+        for each in given:
+            if each.key in ALL_GROUPS and each.value not in described(each.key, config_dir):
+                return _wrong_choice(each.key, each.value, config_dir)
     if "Ambiguous value" in text:
         match = re.search(r"argument '([^']+)'", text)
         override = match[1] if match else "a list of values"
@@ -69,15 +170,14 @@ def explain(error: Exception, overrides: Sequence[str], config_dir: str | None) 
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
-        if key.lstrip("+") in ALL_GROUPS:
-            return _wrong_choice(key.lstrip("+"), value, config_dir)
-        remedy = f"a text needs quotes, as in {key}='\"...\"'"
-        given = " ".join(error.override.split())
-        return ConfigError(f"{given}: Hydra cannot read this value; {remedy}")
+        wrong = Given(error.override)
+        if wrong.key in ALL_GROUPS:
+            return _wrong_choice(wrong.key, wrong.value, config_dir)
+        remedy = f"a text needs quotes, as in {wrong.partition('=')[0]}='\"...\"'"
+        return ConfigError(f"{' '.join(wrong.split())}: Hydra cannot read this value; {remedy}")
     message = " ".join(text.split("\nSee ")[0].split())
-    given = " ".join(" ".join(overrides).split())
-    return ConfigError(f"{given}: {message}" if given else message)
+    words = " ".join(" ".join(given).split())
+    return ConfigError(f"{words}: {message}" if words else message)
 
 
 _NO_MEMORY = (
@@ -99,7 +199,7 @@ _ANSWERS = {
 }
 
 
-def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> ConfigError:
+def _preset_against_choice(match: re.Match[str], given: Sequence[Given]) -> ConfigError:
     """Make the error for a YAML that sets a key which the choice's schema lacks."""
     kind, name, group, key = match.groups()
     if kind == group:
@@ -109,10 +209,9 @@ def _preset_against_choice(match: re.Match[str], overrides: Sequence[str]) -> Co
             f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
             f"{meant or '; drop it'}"
         )
-    given = [each for each in overrides if each.startswith(f"{group}=")]
-    chosen = given[-1] if given else f"the chosen {group}"
+    named = [str(each) for each in given if each.key == group] or [f"the chosen {group}"]
     return ConfigError(
-        f"{kind}={name}: sets {group}.{key}, which {chosen} does not have; drop one of the two"
+        f"{kind}={name}: sets {group}.{key}, which {named[-1]} does not have; drop one of the two"
     )
 
 
@@ -159,12 +258,12 @@ def _meant(name: str, config_dir: str | None) -> str:
     return f"; did you mean {' or '.join(meant)}?" if meant else ""
 
 
-def wrong_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
+def wrong_key(key: str, given: Sequence[Given], config_dir: str | None) -> ConfigError:
     """Make the error for an unknown key: a setting of a different choice or group, or a typo."""
-    value = next((o.lstrip("+~") for o in overrides if o.lstrip("+~").split("=")[0] == key), key)
+    value = next((each.lstrip("+~") for each in given if each.key == key), key)
     known = settings()
     group = key.partition(".")[0]
-    current = chosen(group, overrides, config_dir)
+    current = chosen(group, given, config_dir)
     if key in known and (having := sorted(known[key].schemas)):
         they = " and ".join(f"{group}={name}" for name in having)
         they += " does" if len(having) == 1 else " do"

@@ -281,7 +281,7 @@ def settings_of(words: Sequence[str]) -> dict[str, object]:
     for word in words:
         if "=" not in word:
             raise ConfigError(f"{word}: write NAME=VALUE, a keyword of the loss")
-    return {str(each.key_or_group): each.value() for each in parse(words)}
+    return {each.key: each.parsed.value() for each in parse(words)}
 
 
 def _actor(network: nn.Module) -> ProbabilisticTensorDictSequential:

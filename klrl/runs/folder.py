@@ -279,7 +279,7 @@ class RunFolder:
         replace_file(self._settings, head + settings)
         self._stored[self._settings] = read_plain(self._settings)
         if self._overrides is not None:
-            overrides = OmegaConf.to_yaml(OmegaConf.create(list(self._overrides)))
+            overrides = OmegaConf.to_yaml(OmegaConf.create([str(each) for each in self._overrides]))
             replace_file(self._settings.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: Manifest) -> None:

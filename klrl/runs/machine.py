@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from klrl.base.errors import ConfigError, user_code
@@ -17,6 +18,7 @@ from klrl.config import (
     WandbConfig,
     choice_of,
 )
+from klrl.config.given import Given
 from klrl.domains import domain_of
 
 if TYPE_CHECKING:
@@ -79,13 +81,11 @@ def cuda_devices() -> int:
 
 
 @user_code()
-def check_machine(
-    config: JobConfig, overridden: frozenset[str] = frozenset(), *, resumed: bool = False
-) -> None:
+def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bool = False) -> None:
     """Refuse a job that this machine cannot run.
 
     For a resumed run, the runs in ``reference.path`` and ``actor.init`` are not checked, since its
-    checkpoint contains their weights. ``overridden``: the keys that the user set.
+    checkpoint contains their weights. ``given``: the overrides of the user.
     """
     for group in GROUPS:
         check_package(group, getattr(config, group).name)
@@ -99,6 +99,7 @@ def check_machine(
         from klrl.runs.own_logger import check_logger
 
         check_logger(config.logger)
+    overridden = frozenset(each.key for each in given)
     domain_of(config).function("preflight")(config, overridden, resumed=resumed)
     check_device(config.device)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
-from klrl.config.overrides import key_of
+from klrl.config.given import Given, quoted
+from klrl.config.overrides import parse
 from klrl.config.own.trust import NAMED
 from klrl.domains import domain_of
 from klrl.runs.resume import stored_config
@@ -30,11 +31,11 @@ def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
     return config
 
 
-def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Refuse overrides of keys outside ``keys``; return the overrides with ``env.id`` first."""
+def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[Given]:
+    """Refuse overrides of keys outside ``keys``; return the others, ``env.id`` first."""
     for override in map(str, overrides):
-        key = key_of(override)
+        key = Given(override).key
         if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):
             shown = ", ".join(f"{k}.*" if k in _OPEN else k for k in keys)
             raise ConfigError(f"{override}: evaluation cannot set it; give one RUN, then {shown}")
-    return sorted(overrides, key=lambda override: not override.startswith("env.id="))
+    return sorted(parse(map(quoted, overrides)), key=lambda each: each.key != "env.id")

@@ -13,8 +13,8 @@ from klrl.base.files import expanded
 from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_plain, to_config, typed
+from klrl.config.given import Given
 from klrl.config.identity import settings_hash
-from klrl.config.overrides import key_of, parse
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.runs.find import find_run
@@ -27,15 +27,15 @@ from klrl.runs.owner import refuse_owned
 CHANGEABLE = ("frames", "device", "threads", "eval", "checkpoint.every", "learner.micro_batch")
 
 
-def resumed_config(path: str, overrides: Sequence[str]) -> tuple[Path, JobConfig]:
-    """Return a resumed run's folder and settings; ``overrides`` may set :data:`CHANGEABLE` keys."""
+def resumed_config(path: str, given: Sequence[Given]) -> tuple[Path, JobConfig]:
+    """Return a resumed run's folder and settings; ``given`` may set :data:`CHANGEABLE` keys."""
     find_run(path, "resume")
     run = expanded(path)
     refuse_owned(run, f"resume={run}")
     check_one_run(RunFolder(run), f"resume={run}")
     if edited := edited_settings(run):
         raise ConfigError(f"{run}: {edited}; restore that file, or start a new run")
-    config, done = stored_config(run, overrides), RunFolder(run).checkpointed
+    config, done = stored_config(run, given), RunFolder(run).checkpointed
     if done > config.iterations * config.frames_per_iteration:
         told = f"the run already has {done:,}; give at least {done}"
         raise ConfigError(f"frames={config.frames}: {told}")
@@ -62,11 +62,11 @@ def warn_edited(setting: str, path: str, run: Path) -> None:
 
 
 def stored_config(
-    run: Path, overrides: Sequence[str] = (), *, changeable: Sequence[str] = CHANGEABLE
+    run: Path, given: Sequence[Given] = (), *, changeable: Sequence[str] = CHANGEABLE
 ) -> JobConfig:
-    """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``overrides``.
+    """Read the typed settings of a run from its ``.hydra/config.yaml``, and apply ``given``.
 
-    The overrides may set keys in ``changeable``, and keys below those.
+    The overrides in ``given`` may set keys in ``changeable``, and keys below those.
     """
     if RunFolder(run).exists and run_id(run) is None:
         raise ConfigError(
@@ -85,33 +85,32 @@ def stored_config(
         raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
     config = to_config(cfg)
     check_known(run, own_parts(config), config.env)
-    if not overrides:
+    if not given:
         return config
-    for override in overrides:
-        _change(cfg, override, changeable)
+    for each in given:
+        _change(cfg, each, changeable)
     changed = to_config(cfg)
     for (_, part), (_, known) in zip(own_parts(changed), own_parts(config), strict=True):
         part.path = known.path
-    if {"env.id", "env.reward"} & set(map(key_of, overrides)):
+    if {"env.id", "env.reward"} & {each.key for each in given}:
         changed.env.sources = {}
     return changed
 
 
-def _change(cfg: DictConfig, override: str, changeable: Sequence[str]) -> None:
-    key = key_of(override)
+def _change(cfg: DictConfig, given: Given, changeable: Sequence[str]) -> None:
+    key = given.key
     fixed = not any(key == k or key.startswith(f"{k}.") for k in changeable)
-    if fixed or override.startswith("~"):
+    if fixed or given.startswith("~"):
         raise ConfigError(
-            f"{override}: a resumed run keeps it; only {', '.join(changeable)} may change"
+            f"{given}: a resumed run keeps it; only {', '.join(changeable)} may change"
         )
-    (parsed,) = parse([override])
-    if parsed.is_sweep_override():
-        raise ConfigError(f"{override}: give one value")
+    if given.parsed.is_sweep_override():
+        raise ConfigError(f"{given}: give one value")
     try:
-        OmegaConf.update(cfg, key, parsed.value(), merge=False)
+        OmegaConf.update(cfg, key, given.parsed.value(), merge=False)
     except OmegaConfBaseException as error:
         from klrl.config.explain import expected, wrong_key
 
         if isinstance(error, ConfigAttributeError | ConfigKeyError):
-            raise wrong_key(key, [override], None) from error
-        raise ConfigError(f"{override}: {expected(error, key, parsed.value())}") from error
+            raise wrong_key(key, [given], None) from error
+        raise ConfigError(f"{given}: {expected(error, key, given.parsed.value())}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
 from klrl.config import JobConfig, LauncherConfig, OptunaConfig
-from klrl.config.overrides import expand, split_overrides, swept_keys
+from klrl.config.overrides import expand, separate, swept_keys
 from klrl.runs.folder import RunFolder, planned_frames
 from klrl.runs.machine import cuda_devices
 from klrl.sweep.jobs import by_status, counted, make_jobs
@@ -23,10 +23,10 @@ def print_plan(args: argparse.Namespace) -> list[JobConfig]:
     Raises:
         ConfigError: a job is refused.
     """
-    sweep = split_overrides(args.overrides)
+    sweep = separate(args.overrides, multirun=True)
     launcher, search = sweep_settings(sweep.own, args)
-    if not args.multirun and (sweep.own or sweep.name):
-        raise ConfigError(f"{(sweep.own or ['sweep'])[0]}: only a sweep reads it; add -m")
+    if not args.multirun and (own := [each for each in args.overrides if each.of_sweep]):
+        raise ConfigError(f"{own[0]}: only a sweep reads it; add -m")
     if isinstance(search, OptunaConfig):
         from klrl.sweep.search import checked_space  # imports optuna
 

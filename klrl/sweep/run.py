@@ -25,9 +25,10 @@ from klrl.config import (
     SearchConfig,
     factory,
 )
-from klrl.config.checks import check_names_unset, to_settings
-from klrl.config.compose import Checked, Composer, flags, keys
-from klrl.config.overrides import SweepOverrides, expand, job_name, split_overrides, swept_keys
+from klrl.config.checks import to_settings
+from klrl.config.compose import Checked, Composer
+from klrl.config.given import Given
+from klrl.config.overrides import Separated, expand, flags, job_name, separate, swept_keys
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine, check_package
 from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
@@ -58,7 +59,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     Raises:
         Interrupted: a signal stopped the sweep.
     """
-    sweep = split_overrides(args.overrides)
+    sweep = separate(args.overrides, multirun=True)
     launcher, search = sweep_settings(sweep.own, args)
     check_queue(launcher)
     check_cluster(launcher)
@@ -66,7 +67,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 
 
 def run_grid(
-    sweep: SweepOverrides, config: SearchConfig, launcher: LauncherConfig, args: argparse.Namespace
+    sweep: Separated, config: SearchConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """``search=grid``: run every combination of the given values; return the exit code."""
     checked = check_jobs(expand(sweep.job), args)
@@ -80,7 +81,7 @@ def run_grid(
 
 def named(
     swept: Sequence[str], checked: Sequence[Checked]
-) -> list[tuple[str, list[str], JobConfig]]:
+) -> list[tuple[str, list[Given], JobConfig]]:
     """Return name, overrides and settings of each job; the name contains the swept keys."""
     return [(job_name(job.overrides, swept), job.overrides, job.config) for job in checked]
 
@@ -186,7 +187,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 
 @contextmanager
-def sweep_folder(sweep: SweepOverrides) -> Iterator[Path]:
+def sweep_folder(sweep: Separated) -> Iterator[Path]:
     """Make and lock the sweep's folder for the context; after an error, remove it if no job began.
 
     Raises:
@@ -274,7 +275,7 @@ def _pid(job: Job) -> int | None:
     return None if pid == os.getpid() else pid
 
 
-def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Checked]:
+def check_jobs(jobs: Sequence[list[Given]], args: argparse.Namespace) -> list[Checked]:
     """Check every job before the first job runs; check the machine once per distinct ``parts``."""
     composer = Composer(args.config_dir)
     checked = [Checked(job, composer.job_config(job)) for job in jobs]
@@ -283,7 +284,7 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
         parts = ("env", "actor", "collector", "device", "reference", "logger")
         machine = repr([getattr(each.config, part) for part in parts])
         if machine not in seen:
-            check_machine(each.config, keys(each.overrides))
+            check_machine(each.config, each.overrides)
         seen.add(machine)
     for group in GROUPS:
         of = {getattr(each.config, group).name: each.config for each in checked}
@@ -294,15 +295,13 @@ def check_jobs(jobs: Sequence[list[str]], args: argparse.Namespace) -> list[Chec
 
 
 def sweep_settings(
-    own: Sequence[str], args: argparse.Namespace
+    own: Sequence[Given], args: argparse.Namespace
 ) -> tuple[LauncherConfig, SearchConfig]:
     """Compose the settings of the launcher and the search; refuse a missing package."""
-    for override in own:
-        group = override.partition("=")[0]
-        if group in SWEEP_GROUPS and "," in override:
-            raise ConfigError(f"{override}: a sweep has one {group}; give one")
-    cfg = Composer(args.config_dir, "sweep").explained(own)
-    check_names_unset(keys(own))
+    for each in own:
+        if each.key in SWEEP_GROUPS and "," in each.value:
+            raise ConfigError(f"{each}: a sweep has one {each.key}; give one")
+    cfg = Composer(args.config_dir, "sweep").composed(own)
     parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
     for group, config in parts.items():
         check_package(group, config.name)

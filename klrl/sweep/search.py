@@ -24,8 +24,8 @@ from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import to_append
 from klrl.base.text import nearest
 from klrl.config import LauncherConfig, OptunaConfig
-from klrl.config.compose import flags
-from klrl.config.overrides import SweepOverrides, expand, parse
+from klrl.config.given import Given
+from klrl.config.overrides import Separated, expand, flags, parse
 from klrl.domains import domain_of
 from klrl.runs.metrics import PART, metrics_of
 from klrl.runs.returns import last_recorded
@@ -51,11 +51,11 @@ class Space:
     seeds: list[str]  # one override per seed of a trial
     dimensions: dict[str, BaseDistribution]  # setting -> its distribution
 
-    def jobs(self, values: Mapping[str, object]) -> list[list[str]]:
+    def jobs(self, values: Mapping[str, object]) -> list[list[Given]]:
         """Return the overrides of a trial's jobs, one job per seed."""
-        return [[*self.fixed, *words(values), seed] for seed in self.seeds]
+        return [parse([*self.fixed, *words(values), seed]) for seed in self.seeds]
 
-    def ends(self) -> list[list[str]]:
+    def ends(self) -> list[list[Given]]:
         """Return jobs for the checks before a search: they cover all choices and interval ends."""
         ends = {
             key: getattr(of, "choices", ()) or (of.low, of.high)
@@ -68,13 +68,13 @@ class Space:
         return jobs
 
 
-def space_of(overrides: Sequence[str]) -> Space:
+def space_of(given: Sequence[Given]) -> Space:
     """Parse the overrides of a search into its space."""
     fixed, seeds, dimensions = [], ["seed=0"], {}
-    for override in parse(overrides):
-        key = override.get_key_element()
+    for each in given:
+        override, key = each.parsed, each.parsed.get_key_element()
         if key == "seed":
-            seeds = [job[0] for job in expand([str(override.input_line)])]
+            seeds = [str(job[0]) for job in expand([each])]
         elif override.is_sweep_override():
             dimensions[key] = _dimension(override)
         else:
@@ -99,11 +99,9 @@ def _dimension(override: Override) -> BaseDistribution:
     return FloatDistribution(low, high, log=log)
 
 
-def checked_space(
-    overrides: Sequence[str], config: OptunaConfig, args: argparse.Namespace
-) -> Space:
+def checked_space(given: Sequence[Given], config: OptunaConfig, args: argparse.Namespace) -> Space:
     """Return the space of a search; refuse wrong values, and a metric that a trial lacks."""
-    space, name = space_of(overrides), config.metric
+    space, name = space_of(given), config.metric
     for _, job in check_jobs(space.ends(), args):
         known = metrics_of(domain_of(job))
         if name not in known and not name.startswith(PART):
@@ -117,7 +115,7 @@ def checked_space(
 
 
 def run_search(
-    sweep: SweepOverrides, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
+    sweep: Separated, config: OptunaConfig, launcher: LauncherConfig, args: argparse.Namespace
 ) -> int:
     """Run trials until the study has ``search.trials``; return 0 if all jobs finished, else 1."""
     space = checked_space(sweep.job, config, args)
@@ -215,7 +213,7 @@ class Search:
                 f"searched ({' '.join(words(trial.params))}); move it away"
             )
         checked = check_jobs(self._space.jobs(trial.params), self._args)
-        names = named([*self._space.dimensions, "seed"], checked)
+        names = named([*(key.lstrip("+") for key in self._space.dimensions), "seed"], checked)
         return make_jobs(self._folder, names, flags(self._args.config_dir))
 
     def complete(self, trial: BaseTrial, jobs: Sequence[Job], ledger: Ledger) -> str:

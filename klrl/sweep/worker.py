@@ -22,7 +22,7 @@ from typing import BinaryIO
 from klrl.base.errors import FAILURES, STOPS, ConfigError, Interrupted, in_one_line
 from klrl.base.files import to_append, to_update
 from klrl.base.imports import import_for_good
-from klrl.config.compose import keys
+from klrl.config.overrides import parse
 from klrl.config.own.trust import name_code
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
@@ -146,7 +146,7 @@ def _run(job: Job) -> int | None:
         if files.exists and not resume:
             forget_start(files)
         if job.host != platform.node():
-            check_machine(job.config, keys(job.overrides), resumed=resume)
+            check_machine(job.config, parse(job.overrides), resumed=resume)
         return start(job.config, files, group=job.group, resume=resume)
 
 

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.pages.mujoco import NAMES
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
-from klrl.config.catalogue import described
+from klrl.config.explain import described
 from klrl.config.nodes import notes_of
 from tests.runs.commands import exits
 

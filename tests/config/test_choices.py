@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import pickle
 import re
 import shutil
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ from klrl.config.checks import check_config, to_config, typed, typed_choice
 from klrl.config.choices import Choice, registered, resolve
 from klrl.config.compose import job_config
 from klrl.config.fields import ChoiceConfig, added, number
+from klrl.config.given import Given
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.nodes import notes_of, register_schemas
 from klrl.losses.policy import ClipLoss
@@ -207,6 +209,7 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
 def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
     from klrl.config.compose import Composer, _composed, compose
+    from klrl.config.overrides import parse
 
     _composed.cache_clear()
     composer = Composer()
@@ -217,10 +220,10 @@ def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
         ["experiment=sort_digits", "actor.lora.r=4", "collector.samples_every=2"],
     ]
     for words in jobs:
-        mine, hydras = (to_config(cfg) for cfg in (composer.explained(words), compose(words)))
+        mine, hydras = (to_config(cfg) for cfg in (composer.composed(parse(words)), compose(words)))
         assert mine == hydras
     assert _composed.cache_info().misses == 2
-    Composer().explained(jobs[0])
+    Composer().composed(parse(jobs[0]))
     assert _composed.cache_info().misses == 2, (
         "another command of this process composes nothing anew"
     )
@@ -241,6 +244,7 @@ def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
 
 def test_an_edited_choice_of_the_users_is_read_again(tmp_path: Path) -> None:
     from klrl.config.compose import Composer
+    from klrl.config.overrides import parse
 
     choice = tmp_path / "env" / "mine.yaml"
     choice.parent.mkdir()
@@ -249,7 +253,26 @@ def test_an_edited_choice_of_the_users_is_read_again(tmp_path: Path) -> None:
             "# @package _global_\ndefaults:\n  - gym@env\n  - _self_\n"
             f"env: {{id: Pendulum-v1, num_envs: {copies}}}\n"
         )
-        assert Composer(str(tmp_path)).explained(["env=mine"]).env.num_envs == copies
+        assert Composer(str(tmp_path)).composed(parse(["env=mine"])).env.num_envs == copies
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("kl=legacy", ("choice", "kl", "legacy")),
+        ("++kl=legacy", ("other", "kl", "legacy")),
+        ("kl={coef: 2}", ("other", "kl", "{coef: 2}")),
+        ("seed=1", ("value", "seed", "1")),
+        ("env.kwargs.g='a=b'", ("value", "env.kwargs.g", "a=b")),
+        ("+env.kwargs.g=1", ("other", "env.kwargs.g", "1")),
+        ("~env.kwargs.g", ("other", "env.kwargs.g", "")),
+    ],
+)
+def test_a_word_is_read_in_its_parts(word: str, parts: tuple[str, str, str]) -> None:
+    given = Given(word)
+    assert (given.kind, given.key, given.value) == parts
+    assert Given(given) == given == pickle.loads(pickle.dumps(given))
+    assert given.removeprefix("++") == word.removeprefix("++")
 
 
 @pytest.mark.parametrize(
@@ -263,8 +286,9 @@ def test_an_edited_choice_of_the_users_is_read_again(tmp_path: Path) -> None:
 )
 def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
     from klrl.config.compose import Composer, compose
+    from klrl.config.overrides import parse
 
-    assert to_config(Composer().explained(words)) == to_config(compose(words))
+    assert to_config(Composer().composed(parse(words))) == to_config(compose(words))
 
 
 @pytest.mark.parametrize(("group", "name"), [("losss", "mine"), ("loss", "clip")])

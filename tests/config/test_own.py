@@ -11,7 +11,7 @@ import pytest
 
 from klrl.base.errors import ConfigError
 from klrl.base.sources import source_of
-from klrl.config.compose import allow_new_keys, job_config
+from klrl.config.compose import job_config
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.own import changed_sources, check_sources, complete, make_own
 from tests.runs.commands import exits
@@ -71,7 +71,7 @@ def module(tmp_path: Path) -> str:
 
 def job(*words: str):
     own = ["env=pendulum", "logger=none", "controller=custom", *words]
-    return job_config(allow_new_keys(own))
+    return job_config(own)
 
 
 def test_args_are_typed_by_the_annotations(module: str) -> None:

@@ -8,8 +8,8 @@ from pkgutil import iter_modules
 import pytest
 
 from klrl.config import ALL_CHOICES, GROUPS, JOBS, rules
-from klrl.config.catalogue import settings
 from klrl.config.compose import job_config
+from klrl.config.explain import settings
 from klrl.config.rules.unread import UNREAD
 
 #: These ask the command line too, and ``compose`` asks them.

@@ -14,10 +14,12 @@ from omegaconf.errors import ConfigAttributeError
 
 from klrl.base.errors import ConfigError, Interrupted
 from klrl.config import GROUPS, EvalConfig, LanguageConfig, Ungrouped, conf_dir
-from klrl.config.catalogue import described
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer, compose
+from klrl.config.explain import described
+from klrl.config.given import Given
 from klrl.config.nodes import notes_of
+from klrl.config.overrides import parse
 from klrl.config.rules.unread import check_all_read
 from klrl.control.run.preflight import check_env
 from klrl.runs.resume import stored_config
@@ -159,7 +161,7 @@ def test_a_stored_config_reads_back_as_it_was(tmp_path: Path, words: list[str]) 
     (tmp_path / ".hydra").mkdir()
     OmegaConf.save(OmegaConf.create(asdict(config)), tmp_path / ".hydra" / "config.yaml")
     assert stored_config(tmp_path) == config
-    assert stored_config(tmp_path, ["frames=7e5"]).frames == 700_000
+    assert stored_config(tmp_path, [Given("frames=7e5")]).frames == 700_000
 
 
 def _bomb(path: Path) -> None:
@@ -264,5 +266,5 @@ def test_a_signal_that_a_library_replaces_by_an_error_is_raised(before: int, mon
 
     monkeypatch.setattr("hydra.compose", loses)
     with pytest.raises(Interrupted):
-        Composer().explained([f"seed={12345 + before}"])
+        Composer().composed(parse([f"+env.kwargs.g={12345 + before}"]))
     assert len(calls) == before + 1

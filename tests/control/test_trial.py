@@ -10,9 +10,9 @@ from gymnasium import spaces
 from torch import nn
 
 from klrl.config import CNNActorConfig, Config, CustomActorConfig, GaussianActorConfig
-from klrl.config.catalogue import described
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
+from klrl.config.explain import described
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.make import make_copies
 from klrl.control.policy.actor import make_agent, range_notes

@@ -9,6 +9,7 @@ from klrl.__main__ import main
 from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
+from klrl.config.overrides import parse
 from tests.runs.commands import last_choices
 
 QUICK_MODEL = Recipe(
@@ -46,7 +47,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def job(model: str) -> Callable[..., LanguageConfig]:
     composer = Composer()
-    return lambda *words: to_config(composer.explained([*QUICK, f"actor.model={model}", *words]))
+    given = [*QUICK, f"actor.model={model}"]
+    return lambda *words: to_config(composer.composed(parse([*given, *words])))
 
 
 @pytest.fixture

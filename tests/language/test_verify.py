@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from klrl.config.given import Given
 from klrl.language.run.load import language_config, trained_policy
 from klrl.language.run.verify import KL, POLICY, REFERENCE, Sample, bounds_of, table_of, verify_run
 from klrl.runs.folder import RunFolder
@@ -126,7 +127,7 @@ def test_a_checkpoint_of_the_initial_policy_is_named(job, monkeypatch, words, be
 
 def test_a_resumed_run_and_one_without_samples_are_verified(job) -> None:
     run = trained(job, "frames=32", "eval.every=2", "eval.episodes=8", "eval.final=8")
-    folder, config = resumed_config("run", ["frames=64"])
+    folder, config = resumed_config("run", [Given("frames=64")])
     start(config, RunFolder(folder), resume=True)
     found = verify_run(run)
     assert (found.problems, found.measures[0].samples) == ([], 12)  # of 0, 32 (best) and 64

@@ -10,6 +10,7 @@ import pytest
 
 import klrl
 from klrl.base.errors import ConfigError
+from klrl.config.given import Given
 from klrl.report.listing import entries
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder
@@ -52,7 +53,7 @@ def test_a_manifest_that_cannot_be_read_is_told_by_every_command(run: RunFolder,
 
 @pytest.mark.parametrize("word", ["frames=600", "+frames=600", "++frames=600"])
 def test_a_resumed_run_takes_what_may_change_with_any_sign(run: RunFolder, word: str) -> None:
-    assert stored_config(run.path, [word]).frames == 600
+    assert stored_config(run.path, [Given(word)]).frames == 600
 
 
 def test_a_manifest_nested_without_end_is_a_broken_one() -> None:

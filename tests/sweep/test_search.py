@@ -9,6 +9,7 @@ import pytest
 
 import klrl.train.loop
 from klrl.base.errors import Interrupted, NonFiniteError
+from klrl.config.overrides import parse
 from klrl.runs.folder import run_id
 from klrl.sweep.search import space_of, words
 from tests.sweep.commands import sweep as exits
@@ -115,7 +116,8 @@ def test_another_space_in_the_same_folder_is_refused(runs, capsys) -> None:
 
 
 def test_a_space_is_checked_at_its_ends() -> None:
-    space = space_of(["frames=8", "kl.coef=tag(log, interval(0.01, 1))", "kl=a,b", "seed=3,4"])
+    given = ["frames=8", "kl.coef=tag(log, interval(0.01, 1))", "kl=a,b", "seed=3,4"]
+    space = space_of(parse(given))
     assert (space.fixed, space.seeds) == (["frames=8"], ["seed=3", "seed=4"])
     ends = {tuple(job) for job in space.ends()}
     assert ends == {

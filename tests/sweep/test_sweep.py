@@ -15,9 +15,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from klrl.__main__ import main
-from klrl.config.compose import job_config, parse_args
+from klrl.config.compose import job_config
+from klrl.config.given import Given, quoted
 from klrl.config.identity import NUMERICS, settings_hash
-from klrl.config.overrides import expand, job_name, parse, quote_paths
+from klrl.config.overrides import expand, job_name, parse, parse_args
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
@@ -66,8 +67,8 @@ def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text
 def test_jobs_are_those_of_hydras_own_sweeper() -> None:
     words = ["kl=legacy,retrieve", "kl.coef=0.1,1", "seed=range(0,3)", "frames=128"]
     parsed = OverridesParser.create().parse_overrides(words)
-    assert expand(words) == BasicSweeper.split_arguments(parsed, None)[0]
-    assert len(expand(words)) == 12
+    assert expand(parse(words)) == BasicSweeper.split_arguments(parsed, None)[0]
+    assert len(expand(parse(words))) == 12
 
 
 @pytest.mark.parametrize(
@@ -76,16 +77,16 @@ def test_jobs_are_those_of_hydras_own_sweeper() -> None:
         (["kl=legacy", "kl.coef=0.1", "seed=1"], ["kl", "kl.coef", "seed"], None),
         (["frames=10", "seed=1"], ["seed"], "seed=1"),
         (["frames=10"], [], "job"),
-        (["++env.kwargs.g=9"], ["++env.kwargs.g"], "env.kwargs.g=9"),
+        (["++env.kwargs.g=9"], ["env.kwargs.g"], "env.kwargs.g=9"),
         (["actor.init='outputs/a b'"], ["actor.init"], "actor.init=_outputs_a_b_"),
     ],
 )
 def test_a_jobs_folder_says_what_was_swept(words, swept, name) -> None:
-    assert job_name(words, swept) == (name or "kl=legacy,kl.coef=0.1,seed=1")
+    assert job_name(parse(words), swept) == (name or "kl=legacy,kl.coef=0.1,seed=1")
 
 
 def test_a_name_too_long_for_a_file_system_keeps_its_difference() -> None:
-    names = {job_name([f"actor.hidden=[{'9' * 300}{end}]"], ["actor.hidden"]) for end in "12"}
+    names = {job_name([Given(f"seed={'9' * 300}{end}")], ["seed"]) for end in "12"}
     assert len(names) == 2
     assert all(len(name) <= 200 for name in names)
 
@@ -93,17 +94,17 @@ def test_a_name_too_long_for_a_file_system_keeps_its_difference() -> None:
 def test_paths_of_job_folders_need_no_quotes() -> None:
     Path("outputs/base/kl=legacy,seed=0").mkdir(parents=True)
     here = "outputs/base/kl=legacy,seed="
-    assert quote_paths([f"actor.init={here}0"]) == [f"actor.init='{here}0'"]
-    assert quote_paths([f"actor.init={here}${{seed}}"]) == [f"actor.init='{here}${{seed}}'"]
+    assert quoted(f"actor.init={here}0") == f"actor.init='{here}0'"
+    assert quoted(f"actor.init={here}${{seed}}") == f"actor.init='{here}${{seed}}'"
     Path("run (copy)").mkdir()
-    assert quote_paths(["actor.init=run (copy)"]) == ["actor.init='run (copy)'"]
+    assert quoted("actor.init=run (copy)") == "actor.init='run (copy)'"
     for name in ("josé", "日本/run", "a{b}", "a]", "a)", "R&D", "run#2", "a~b"):
         Path(name).mkdir(parents=True)
-        assert parse(quote_paths([f"actor.init={name}"]))[0].value() == name
+        assert Given(quoted(f"actor.init={name}")).parsed.value() == name
     Path("jim's run").mkdir()
-    assert parse(quote_paths(["actor.init=jim's run"]))[0].value() == "jim's run"
+    assert Given(quoted("actor.init=jim's run")).parsed.value() == "jim's run"
     untouched = ["kl=legacy,retrieve", "actor.hidden=[8,8]", f"actor.init={here}7", "seed=0"]
-    assert quote_paths(untouched) == untouched
+    assert list(map(quoted, untouched)) == untouched
 
 
 def test_a_job_in_a_renamed_folder_is_listed_once(tmp_path: Path) -> None:

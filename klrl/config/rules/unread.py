@@ -13,6 +13,7 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.tables import entry_of, read_table
 from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
+from klrl.config.given import Given
 from klrl.config.objectives import PRESETS
 
 #: Setting -> some of its values.
@@ -53,9 +54,9 @@ _RULES = {
 UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LANGUAGE)}
 
 
-def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
+def check_all_read(config: JobConfig, overrides: Iterable[Given]) -> None:
     """Refuse overridden keys, and some settings of YAMLs, that the job never reads."""
-    given = sorted(overridden)
+    given = sorted({each.key for each in overrides})
     for rule in UNREAD[config.domain]:
         for setting in rule.keys.split():
             named = [key for key in given if f"{key}.".startswith(f"{setting}.")]
@@ -66,16 +67,16 @@ def check_all_read(config: JobConfig, overridden: Iterable[str]) -> None:
                 raise ConfigError(f"{word}: has no effect: {rule.reason}")
 
 
-def check_objective(c: JobConfig, overrides: Sequence[str]) -> None:
+def check_objective(c: JobConfig, overrides: Iterable[Given]) -> None:
     """Refuse ``loss=NAME`` without the advantage NAME, unless the user chose an advantage."""
-    words = dict(each.partition("=")[::2] for each in overrides)
-    name = words.get("loss", "")
+    given = {each.key: each.value for each in overrides}
+    name = given.get("loss", "")
     here = c.advantage.baseline if isinstance(c.advantage, GroupConfig) else None
     named = PRESETS["advantage"].get(name)
     if (
         named is None
         or named.values["baseline"] == here
-        or {"advantage", "advantage.baseline"} & set(words)
+        or {"advantage", "advantage.baseline"} & set(given)
     ):
         return
     raise ConfigError(

@@ -21,6 +21,7 @@ from klrl.config import (
     JobConfig,
 )
 from klrl.config.checks import typed_choice
+from klrl.config.given import Given
 from klrl.config.own import typed_args
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
@@ -137,7 +138,7 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
     # A different environment might refuse the stored arguments.
-    reset = ["env.kwargs={}"] if any(o.startswith("env.id=") for o in checked) else []
+    reset = [Given("env.kwargs={}")] if any(each.key == "env.id" for each in checked) else []
     config = stored_config(run, [*reset, *checked], changeable=keys)
     assert isinstance(config, Config)
     if isinstance(config.env, CustomEnvConfig):

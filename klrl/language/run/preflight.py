@@ -8,7 +8,6 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import JobConfig, LanguageConfig
-from klrl.config.overrides import quote_paths
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 from klrl.runs.other_task import allowed
@@ -57,5 +56,4 @@ def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]
     """Implement :func:`klrl.runs.other_task.config_on_task` for language runs."""
     changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
     changeable.append("actor.model")
-    words = quote_paths(allowed(overrides, changeable))
-    return stored_config(run, words, changeable=changeable)
+    return stored_config(run, allowed(overrides, changeable), changeable=changeable)
