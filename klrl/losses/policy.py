@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, factory
+from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, TRPOConfig, factory
 from klrl.config.own import PartError, try_part
 from klrl.kl.charge import ReferenceKL, penalized
 from klrl.kl.divergences import REVERSE, Divergence
@@ -100,8 +101,6 @@ class PolicyLoss(ABC):
             deviation of the advantages. So ``kl.coef`` is always reward per nat.
     """
 
-    #: Attributes below whose values come from ``config``, in addition to those of the base class.
-    of_settings: tuple[str, ...] = ()
     #: How KL(old||new) is computed: exact; sampled (a differentiable estimate); or measured, for a
     #: loss that does not charge it (no gradient; exact in control, sampled in language).
     kl_old: str = "measured"
@@ -123,9 +122,6 @@ class PolicyLoss(ABC):
         reward_scale: float = 1.0,
     ) -> None:
         self.config, self.reference_estimator = config, reference_estimator
-        named = (vars(each).get("of_settings", ()) for each in type(self).__mro__)
-        for name in {name for names in named for name in names}:
-            setattr(self, name, getattr(config, name))
         self.divergence, self.reward_scale = divergence, reward_scale
         self._reduce = terms.REDUCTIONS[config.reduction]
         self._charged = frozenset(name for name, each in METRICS.items() if each.charged)
@@ -252,7 +248,12 @@ class KLPENLoss(PolicyLoss):
 
     config: KLPENConfig
 
-    of_settings = ("kl_old", "line_search", "max_alpha", "dtarg", "dtarg_end", "dtarg_per", "unit")
+    def __init__(self, config: KLPENConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.kl_old, self.unit = config.kl_old, config.unit
+        self.line_search, self.max_alpha = config.line_search, config.max_alpha
+        self.dtarg, self.dtarg_end = config.dtarg, config.dtarg_end
+        self.dtarg_per = config.dtarg_per
 
     def beta_rule(self) -> BetaRule:
         """Make the rule that ``loss.beta_rule`` names."""
@@ -267,8 +268,12 @@ class KLPENLoss(PolicyLoss):
 class TRPOLoss(PolicyLoss):
     """Gain w A, w = pi_theta / pi_old, for a natural-gradient step (Schulman et al. 2015)."""
 
-    of_settings = ("dtarg", "dtarg_end", "dtarg_per")
     natural, line_search, max_alpha = True, "always", 4.0
+
+    def __init__(self, config: TRPOConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.dtarg, self.dtarg_end = config.dtarg, config.dtarg_end
+        self.dtarg_per = config.dtarg_per
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """Compute the surrogate w A."""
@@ -280,7 +285,9 @@ class ClipLoss(PolicyLoss):
 
     config: ClipConfig
 
-    of_settings = ("target_kl", "unit")
+    def __init__(self, config: ClipConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.target_kl, self.unit = config.target_kl, config.unit
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """Compute the clipped surrogate."""

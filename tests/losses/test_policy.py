@@ -198,11 +198,3 @@ def test_shares_add_up_and_rows_without_positions_have_none(reduction: str) -> N
         for share, rows in zip(shares, parts, strict=True)
     )
     assert added == pytest.approx(float(reduce(value, mask)))
-
-
-def test_a_subclass_adds_to_the_settings_of_its_base() -> None:
-    class Mine(ClipLoss):
-        of_settings = ("unit",)
-
-    config = loss_of("clip", "k3").config
-    assert Mine(replace(config, target_kl=0.02)).target_kl == 0.02
