@@ -200,7 +200,7 @@ def test_a_file_of_a_choice_that_has_no_end_is_refused(make, told: str, place: s
         if entry.startswith("linked"):
             Path("conf/env/linked").symlink_to("../elsewhere")
         with pytest.raises(ConfigError) as refused:
-            Composer("conf").job_config(["env=other"])
+            Composer("conf").job_config(parse(["env=other"]))
         # Hydra finds no pipe.
         assert make is os.mkfifo or told in str(refused.value)
 
@@ -226,7 +226,7 @@ def test_files_that_copy_each_other_without_end_are_refused(files) -> None:
     for name, lines in files.items():
         Path(f"conf/env/{name}.yaml").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="have more than 16 interpolations and defaults"):
-        Composer("conf").job_config(["env=other"])
+        Composer("conf").job_config(parse(["env=other"]))
 
 
 def test_a_pipe_is_no_choice() -> None:
