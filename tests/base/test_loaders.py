@@ -11,6 +11,7 @@ PACKAGE = Path(klrl.__file__).parent
 #: The call of a library's reader -> the arguments that keep it from running code, and the reason.
 READERS: dict[str, tuple[set[str], str]] = {
     "json.loads": (set(), "JSON has no code"),
+    "super().load_config": (set(), "Hydra's YAML, of plain values"),
     "yaml.load": ({"LOADER"}, "klrl.base.tables: LOADER is a SafeLoader"),
     "yaml.safe_load": (set(), "a SafeLoader"),
     "load_file": (set(), "safetensors have no code"),

@@ -308,7 +308,7 @@ def test_wandb_gets_rows_and_a_table(job, monkeypatch) -> None:
 
     class Run:
         id = "taken"
-        starting_step, offline = 0, False
+        starting_step, offline, disabled = 0, False, False
 
         def define_metric(self, *_: object, **__: object) -> None: ...
 
