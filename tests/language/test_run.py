@@ -5,6 +5,7 @@ The policy is a Llama of a few thousand parameters, untrained: what counts here 
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -308,7 +309,8 @@ def test_wandb_gets_rows_and_a_table(job, monkeypatch) -> None:
 
     class Run:
         id = "taken"
-        starting_step, offline, disabled = 0, False, False
+        starting_step, offline, disabled = 0, True, False
+        settings = SimpleNamespace(log_internal="wandb.log")
 
         def define_metric(self, *_: object, **__: object) -> None: ...
 
