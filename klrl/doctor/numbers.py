@@ -19,7 +19,7 @@ from klrl.control.policy.actor import make_agent
 from klrl.control.run.kl import make_reference_kl
 from klrl.kl.estimators import ESTIMATORS, exact_kl
 from klrl.kl.reference import freeze
-from klrl.objectives.functional import reference_kl
+from klrl.losses.terms import reference_kl
 
 #: Number of actions; standard deviations of logit differences theta - ref and old - theta.
 _ACTIONS, _REF, _OLD = 50, 1.0, 0.3

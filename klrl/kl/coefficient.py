@@ -33,27 +33,6 @@ def coefficient(value: float | Tensor, name: str = "coef") -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
 
-class _Default(float):
-    """A default coefficient, distinguishable from the same number given by the user."""
-
-
-ZERO, ONE = _Default(0.0), _Default(1.0)
-
-
-def one_spelling(
-    coef: float | Tensor, coeff: float | Tensor | None, name: str = "coef"
-) -> float | Tensor:
-    """Return the coefficient given as ``coef`` or as its alias ``coeff``; refuse both together.
-
-    In a caller's signature ``coef`` defaults to :data:`ZERO` or :data:`ONE`, and ``coeff`` to None.
-    """
-    if coeff is None:
-        return coef
-    if not isinstance(coef, _Default):
-        raise ValueError(f"{name} and {name}f name one setting: give one of them")
-    return coeff
-
-
 class KeepsCoefficient(_Module):
     """Mixin for a module with a coefficient; assigning to the coefficient changes it in place.
 
@@ -62,8 +41,9 @@ class KeepsCoefficient(_Module):
 
     coefficient_name = "coef"  # name of the buffer; the alias has one more f
 
-    def keep_coefficient(self, value: float | Tensor) -> None:
-        """Register the coefficient as a buffer."""
+    def keep_coefficient(self, coef: float | Tensor, coeff: float | Tensor | None) -> None:
+        """Register the coefficient as a buffer; ``coeff``, if given, replaces ``coef``."""
+        value = coef if coeff is None else coeff
         self.register_buffer(self.coefficient_name, coefficient(value, self.coefficient_name))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -98,21 +78,15 @@ class KeepsCoefficient(_Module):
         return self
 
 
-def coefficient_of_part(read: type = Tensor) -> property:
-    """Make a property of a Compose: the coefficient of its first transform with a coefficient.
+def _part(self: Compose) -> KeepsCoefficient:
+    return next(part for part in self.transforms if isinstance(part, KeepsCoefficient))
 
-    The property returns the buffer itself, or with ``read=float`` a number. Assigning to the
-    property changes the coefficient in place.
-    """
 
-    def part(self: Compose) -> KeepsCoefficient:
-        return next(part for part in self.transforms if isinstance(part, KeepsCoefficient))
+def _set(self: Compose, value: float | Tensor) -> None:
+    _part(self).coef = value
 
-    def get(self: Compose) -> float | Tensor:
-        coef = part(self).coef
-        return float(coef) if read is float else coef
 
-    def put(self: Compose, value: float | Tensor) -> None:
-        part(self).coef = value
-
-    return property(get, put, doc="Reward per nat; may be changed.")
+#: Property of a Compose: the buffer of its first transform with a coefficient.
+COEFFICIENT_OF_PART = property(
+    lambda self: _part(self).coef, _set, doc="Reward per nat; may be changed."
+)

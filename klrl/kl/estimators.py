@@ -98,17 +98,21 @@ def as_mask(mask: Tensor, value: Tensor) -> Tensor:
     return mask.bool()
 
 
-def masked_mean(value: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Average ``value`` where ``mask`` is true; return 0 if ``mask`` has no true entry.
 
-    ``mask`` has the shape of ``value``, bool or 0 and 1.
+    ``mask`` has the shape of ``value``, bool or 0 and 1; None: all are true.
     """
+    if mask is None:
+        return value.mean()
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.sum().clamp_min(1)
 
 
-def sequence_mean(value: Tensor, mask: Tensor) -> Tensor:
+def sequence_mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum over the real steps of each row [B, T], then average over rows: long rows weigh more."""
+    if mask is None:
+        return value.sum() / value.shape[0]
     mask = as_mask(mask, value)
     return value.masked_fill(~mask, 0.0).sum() / mask.shape[0]
 

@@ -7,13 +7,32 @@ A rule reads d, the mean KL(old||new) over the rollout after the update, in nats
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from klrl.config import KLPENConfig
 from klrl.config.own import try_part
 from klrl.kl.controllers import moves
-from klrl.objectives.functional import factor, is_finite_kl
+
+
+def doubling(kl: float, dtarg: float, increment: float, decrement: float) -> float:
+    """Return the factor for beta: increment if KL > 1.5 dtarg, decrement if KL < dtarg / 1.5."""
+    if kl > 1.5 * dtarg:
+        return increment
+    if kl < dtarg / 1.5:
+        return decrement
+    return 1.0
+
+
+def multiplied(
+    beta: float, kl: float, factor: Callable[[float], float], beta_min: float, beta_max: float
+) -> float:
+    """Return beta * factor(KL), within bounds; if the KL is not finite, beta, with a warning."""
+    if not math.isfinite(kl):
+        warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
+        return beta
+    return min(max(beta * factor(kl), beta_min), beta_max)
 
 
 class BetaRule:
@@ -51,15 +70,13 @@ class DoublingBeta(BetaRule):
 
     def update(self, kl: float) -> float:
         """Update beta by the rollout's KL, within beta_min .. beta_max."""
-        if not is_finite_kl(kl, self.beta):
-            return self.beta
         c = self.config
-        self.beta = min(max(self.beta * self.factor(kl), c.beta_min), c.beta_max)
+        self.beta = multiplied(self.beta, kl, self.factor, c.beta_min, c.beta_max)
         return self.beta
 
     def factor(self, kl: float) -> float:
         """Return the factor by which to multiply beta."""
-        return factor(kl, self.dtarg, self.config.increment, self.config.decrement)
+        return doubling(kl, self.dtarg, self.config.increment, self.config.decrement)
 
 
 class ProportionalBeta(DoublingBeta):

@@ -20,9 +20,9 @@ from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, T
 from klrl.config.own import PartError, try_part
 from klrl.kl.charge import ReferenceKL, penalized
 from klrl.kl.divergences import REVERSE, Divergence
-from klrl.kl.estimators import Estimator
+from klrl.kl.estimators import Estimator, masked_mean
+from klrl.losses import terms
 from klrl.losses.beta import BetaRule, make_beta_rule
-from klrl.objectives import functional as terms
 from klrl.runs.metrics import METRICS
 
 
@@ -198,9 +198,9 @@ class PolicyLoss(ABC):
 
         Metrics with ``charged`` in ``METRICS`` are reduced like the loss; the others are averaged.
         """
-        if mask is None and self._reduce is terms.mean:
+        if mask is None and self._reduce is masked_mean:
             return torch.stack(tuple(measured.values())).flatten(1).mean(1)  # in one operation
-        ways = {True: self._reduce, False: terms.mean}
+        ways = {True: self._reduce, False: masked_mean}
         return torch.stack([ways[n in self._charged](x, mask) for n, x in measured.items()])
 
     def weighted(self, means: Mapping[str, float], kl_coef: float) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""KLPENPPOLoss and ClipPPOLoss, importable as from ``torchrl.objectives``; and PPO's loss terms."""
+"""KLPENPPOLoss and ClipPPOLoss, importable as from ``torchrl.objectives``."""
 
 from klrl.base.imports import lazy_attribute
+from klrl.losses import WHERE
 
-WHERE = dict.fromkeys(("BetaHook", "ClipPPOLoss", "KLPENPPOLoss"), "klrl.objectives.ppo")
 __all__ = list(WHERE)
 
 

@@ -27,7 +27,7 @@ from tensordict.nn import (
 from torch import Tensor
 from torch.distributions import Distribution, Independent
 
-from klrl.kl.coefficient import ZERO, KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import KeepsCoefficient
 from klrl.kl.estimators import ESTIMATORS, exact_kl, sum_beyond
 from klrl.kl.policies import (
     Key,
@@ -43,7 +43,8 @@ from klrl.kl.policies import (
 from klrl.kl.reference import FrozenPolicy, flat_policy
 from klrl.kl.saturated import any_lost
 from klrl.kl.shapes import add_heads
-from klrl.objectives.functional import factor, is_finite_kl, reference_kl
+from klrl.losses.beta import doubling, multiplied
+from klrl.losses.terms import reference_kl
 
 _RENAMED = {"entropy_coef": "entropy_coeff", "critic_coef": "critic_coeff"}
 
@@ -80,7 +81,7 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
             require_reference("reference", reference)
         self.reference = None if reference is None else FrozenPolicy.copy_of(reference)
         self.ref_kl_estimator = estimator
-        self.keep_coefficient(one_spelling(coef, coeff, self.coefficient_name))
+        self.keep_coefficient(coef, coeff)
         self._set_in_keys()
 
     def _set_in_keys(self) -> None:
@@ -219,7 +220,7 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         beta_max: float = 1e4,
         beta_update: str = "iteration",
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coef: float | Tensor = ZERO,
+        ref_kl_coef: float | Tensor = 0.0,
         ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
@@ -277,13 +278,10 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         ``kl`` is the mean KL(old||new) of an iteration's whole rollout after the update, nats per
         frame. A KL that is not finite is ignored with a warning.
         """
-        if not is_finite_kl(float(kl), float(self.beta)):
-            return float(self.beta)
-        moved = float(self.beta) * factor(
-            float(kl), self.dtarg, float(self.increment), float(self.decrement)
-        )
-        self.beta.fill_(min(max(moved, self.beta_min), self.beta_max))
-        return float(self.beta)
+        increment, decrement = float(self.increment), float(self.decrement)
+        factor = partial(doubling, dtarg=self.dtarg, increment=increment, decrement=decrement)
+        beta = multiplied(float(self.beta), float(kl), factor, self.beta_min, self.beta_max)
+        return float(self.beta.fill_(beta))
 
     @torch.no_grad()
     def kl_old_new(self, tensordict: TensorDictBase) -> Tensor:
@@ -318,7 +316,7 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
         critic_network: TensorDictModule | None = None,
         *,
         reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coef: float | Tensor = ZERO,
+        ref_kl_coef: float | Tensor = 0.0,
         ref_kl_coeff: float | Tensor | None = None,
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
@@ -419,7 +417,4 @@ def _networks(
 
 
 def _new_spellings(kwargs: dict[str, object]) -> dict[str, object]:
-    both = [old for old, new in _RENAMED.items() if old in kwargs and new in kwargs]
-    if both:
-        raise ValueError(f"{both[0]}: given together with {_RENAMED[both[0]]}; give one of them")
     return {_RENAMED.get(name, name): value for name, value in kwargs.items()}

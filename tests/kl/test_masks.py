@@ -6,7 +6,7 @@ import torch
 from klrl.kl import estimate_kl, masked_mean
 from klrl.kl.charge import sampled_kl, to_go
 from klrl.kl.estimators import sequence_mean
-from klrl.objectives import functional
+from klrl.losses import terms
 
 VALUE = torch.tensor([[1.0, 2.0, 100.0], [3.0, 100.0, 100.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0]])
@@ -17,6 +17,7 @@ ZERO = torch.zeros(2, 3)
 MASKED = {
     "masked_mean": (lambda m: masked_mean(VALUE, m), torch.tensor(2.0)),
     "sequence_mean": (lambda m: sequence_mean(VALUE, m), torch.tensor(3.0)),
+    "masked_mean, of nothing": (lambda m: masked_mean(VALUE, 0 * m), torch.tensor(0.0)),
     "estimate_kl": (
         lambda m: estimate_kl(VALUE, ZERO, "k1", m),
         torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]),
@@ -30,11 +31,9 @@ MASKED = {
         torch.tensor([[1.0, 2.0, 0.0], [3.0, 0.0, 0.0]]),
     ),
     "to_go": (lambda m: to_go(VALUE, m), torch.tensor([[3.0, 2.0, 0.0], [3.0, 0.0, 0.0]])),
-    "loss, mean": (lambda m: functional.mean(VALUE, m), torch.tensor(2.0)),
-    "loss, sum": (lambda m: functional.total(VALUE, m), torch.tensor(6.0)),
-    "loss, sequence": (lambda m: functional.sequence(VALUE, m), torch.tensor(3.0)),
+    "loss, sum": (lambda m: terms.total(VALUE, m), torch.tensor(6.0)),
     "loss, normalized": (
-        lambda m: functional.normalized(VALUE, m)[0],
+        lambda m: terms.normalized(VALUE, m)[0],
         torch.tensor([[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
     ),
 }

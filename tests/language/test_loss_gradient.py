@@ -9,10 +9,9 @@ import torch
 from klrl.config.placement import ESTIMATORS, PLACEMENTS, VERDICTS, Gradient
 from klrl.kl.charge import sampled_kl
 from klrl.kl.charge import to_go as to_go_sum
-from klrl.kl.estimators import estimate_kl
+from klrl.kl.estimators import estimate_kl, sequence_mean
 from klrl.language.run.advantage import group_advantage
 from klrl.losses.policy import ClipLoss, KLPENLoss, Scored
-from klrl.objectives.functional import sequence
 from tests.losses.test_functional import CLIP, KLPEN
 
 COEF = 0.3
@@ -131,6 +130,6 @@ def test_group_advantages_gradient_is_the_objectives_on_average() -> None:
             RETURNS[pair].double(), 2, "leave_one_out", to_go, ALL[pair], COEF
         ).squeeze(-1)
         gain = per_token(lp[pair], old[pair], advantage, "clip")["loss/objective"]
-        total = total - weight[i] * weight[j] * sequence(gain, ALL[pair])
+        total = total - weight[i] * weight[j] * sequence_mean(gain, ALL[pair])
     (found,) = torch.autograd.grad(total, theta)
     torch.testing.assert_close(found, truth_, atol=1e-12, rtol=1e-10)

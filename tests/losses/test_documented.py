@@ -63,16 +63,11 @@ class Problem:
 @pytest.mark.parametrize(
     ("kwargs", "kl", "expected"),
     [
-        ({}, 0.016, 2.0),
-        ({}, 0.014, 1.0),
-        ({}, 0.006, 0.5),
-        ({"dtarg": 0.1}, 0.016, 0.5),
         ({"dtarg": 0.1}, 0.16, 2.0),
-        ({"dtarg": 0.001}, 0.006, 2.0),
+        ({"dtarg": 0.1}, 0.14, 1.0),
+        ({"dtarg": 0.1}, 0.06, 0.5),
         ({"increment": 3.0}, 0.016, 3.0),
-        ({"increment": 1.0}, 0.016, 1.0),
         ({"decrement": 0.25}, 0.006, 0.25),
-        ({"decrement": 1.0}, 0.006, 1.0),
     ],
 )
 def test_dtarg_increment_and_decrement(kwargs, kl: float, expected: float) -> None:
@@ -112,34 +107,6 @@ def test_the_entropys_and_the_critics_coefficients(end: str) -> None:
     assert not {"loss_entropy", "entropy"} & set(known.loss(entropy_bonus=False).keys())
 
 
-@pytest.mark.parametrize("functional_", [True, False])
-def test_functional_keeps_the_parameters_outside_the_networks(functional_: bool) -> None:
-    known = Problem()
-    loss = KLPENPPOLoss(known.actor, known.critic, functional=functional_)
-    out = loss(known.batch.copy())
-    (out["loss_objective"] + out["loss_critic"]).backward()
-    grads = [p.grad for p in known.actor.parameters()]
-    assert all(grad is not None and grad.any() for grad in grads)
-    owners = {name.split(".")[0] for name, _ in loss.named_parameters()}
-    suffix = "_params" if functional_ else ""
-    assert owners == {f"actor_network{suffix}", f"critic_network{suffix}"}
-
-
-def test_keys_are_set() -> None:
-    known = Problem()
-    plain = known.loss()
-    renamed = known.batch.copy()
-    names = {"advantage": "adv", "value_target": "target", "state_value": "v"}
-    for old, new in names.items():
-        renamed.rename_key_(old, new)
-    critic = ValueOperator(known.critic.module, in_keys=["observation"], out_keys=["v"])
-    loss = KLPENPPOLoss(known.actor, critic)
-    loss.set_keys(advantage="adv", value_target="target", value="v")
-    out = loss(renamed)
-    for key in ("loss_objective", "loss_critic"):
-        torch.testing.assert_close(out[key], plain[key])
-
-
 def shared_operator() -> ActorValueOperator:
     common = TensorDictModule(nn.Linear(3, 5), ["observation"], ["hidden"])
     head = ProbabilisticActor(
@@ -151,38 +118,6 @@ def shared_operator() -> ActorValueOperator:
         return_log_prob=True,
     )
     return ActorValueOperator(common, head, ValueOperator(nn.Linear(5, 1), in_keys=["hidden"]))
-
-
-@pytest.mark.parametrize("separate", [True, False])
-def test_separate_losses_keep_the_critics_gradient_from_a_shared_trunk(separate: bool) -> None:
-    model = shared_operator()
-    policy = model.get_policy_operator()
-    batch = Problem().batch.select("observation", "advantage", "value_target")
-    with torch.no_grad():
-        policy(batch)
-    batch = batch.exclude("hidden")
-    loss = KLPENPPOLoss(policy, model.get_value_operator(), separate_losses=separate)
-    loss(batch)["loss_critic"].backward()
-    trunk = model.module[0].module.weight.grad
-    assert bool(trunk is not None and trunk.any()) is not separate
-    assert model.module[2].module.weight.grad.any()
-
-
-def test_a_shared_trunk_may_be_called_once() -> None:
-    """The documented second way, repaired: the head unpacked, as the next test tells why."""
-    model = shared_operator()
-    batch = Problem().batch.select("observation", "advantage", "value_target")
-    with torch.no_grad():
-        model.get_policy_operator()(batch)
-    batch = batch.exclude("hidden")
-    moved(model)
-    common, head, value_head = model.module
-    twice = KLPENPPOLoss(model.get_policy_operator(), model.get_value_operator())
-    once = KLPENPPOLoss(ProbabilisticTensorDictSequential(common, *head.module), value_head)
-    outs = [loss(batch.copy()) for loss in (twice, once)]
-    assert outs[0]["kl"].mean() > 0.01
-    for key in ("loss_objective", "loss_critic", "kl"):
-        torch.testing.assert_close(outs[1][key], outs[0][key])
 
 
 def test_a_policy_inside_a_policy_is_read_as_one() -> None:
@@ -226,8 +161,6 @@ def test_a_policy_inside_a_policy_is_read_as_one() -> None:
         ({"beta_update": "daily"}, "beta_update=daily"),
         ({"delay_actor": True}, "^delay_actor=True: .*, or use ClipPPOLoss"),
         ({"ref_kl_estimator": "k4"}, "ref_kl_estimator=k4"),
-        ({"entropy_coef": 1.0, "entropy_coeff": 1.0}, "entropy_coef"),
-        ({"critic_coef": 1.0, "critic_coeff": 1.0}, "critic_coef"),
         ({"loss_critic_type": "l3"}, "l3"),
         ({"reduction": "median"}, "median"),
         # The documentation calls them deprecated; TorchRL 0.14.1 refuses them.

@@ -14,7 +14,7 @@ from klrl.control.run.step import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.policy import ClipLoss, KLPENLoss
-from klrl.objectives.functional import critic_loss
+from klrl.losses.terms import critic_loss
 from tests.agents import agent_of, gym, moved
 
 SHARED = {

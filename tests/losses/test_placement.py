@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from klrl.losses.policy import ClipLoss, KLPENLoss
-from klrl.objectives.functional import reference_kl
+from klrl.losses.terms import reference_kl
 from tests.conftest import QUICK
 from tests.losses.test_functional import CLIP, KLPEN
 from tests.losses.test_policy import numbers

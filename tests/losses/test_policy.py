@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from klrl.losses import terms
 from klrl.losses.policy import ClipLoss, KLPENLoss, LossTerms, PolicyLoss, Scored
-from klrl.objectives import functional as terms
 from klrl.runs.metrics import METRICS, Metric
 from tests.losses.test_functional import CLIP, KLPEN
 
@@ -50,29 +50,6 @@ def outcome(loss: PolicyLoss, scored: Scored, leaves: Scored) -> list[torch.Tens
     inputs = [getattr(leaves, name) for name in LEARNED]
     gradients = torch.autograd.grad(found.total, inputs, materialize_grads=True)
     return [found.total, loss.measure(found.measured, scored.mask), *gradients]
-
-
-def padded(value: torch.Tensor) -> torch.Tensor:
-    """Two more steps, of NaN and infinity."""
-    wide = value.new_tensor([torch.nan, torch.inf]).expand(len(value), 2)
-    return torch.cat([value, wide], 1)
-
-
-@pytest.mark.parametrize("kind", ["klpen", "clip"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-@pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("normalize", [True, False], ids=["normalized", "plain"])
-def test_a_mask_of_ones_and_padding_change_nothing(kind, estimator, reduction, normalize) -> None:
-    loss = loss_of(kind, estimator, reduction=reduction, normalize_advantage=normalize)
-    plain = numbers(ROWS, STEPS)
-    ones = torch.ones(ROWS, STEPS, dtype=torch.bool)
-    real = torch.nn.functional.pad(ones, (0, 2), value=False)
-    without = outcome(loss, plain, plain)
-    assert all(value.isfinite().all() for value in without)
-    assert float(without[2].abs().max()) > 0.01, "the gradient by log_prob"
-    for scored in (replace(plain, mask=ones), at(plain, padded, real)):
-        for mine, other in zip(outcome(loss, scored, plain), without, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["klpen", "clip"])

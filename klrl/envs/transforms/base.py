@@ -9,11 +9,12 @@ from types import FrameType
 from typing import Any, Self, TypeVar
 
 from tensordict import TensorDictBase
+from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, FrameSkipTransform, Transform, TransformedEnv
 
-from klrl.kl.policies import Key, as_key
+from klrl.kl.policies import Key, as_key, score
 from klrl.kl.shapes import like_reward, reward_shape
 
 TransformT = TypeVar("TransformT", bound=Transform)
@@ -115,6 +116,17 @@ class NextTransform(InPlace):
     """
 
     written: list[Key]
+    _reward_key: Key | None = None
+
+    @property
+    def reward_key(self) -> Key:
+        """The given reward key, else the environment's, else "reward"."""
+        if self._reward_key is not None:
+            return as_key(self._reward_key)
+        keys = self.parent.reward_keys if self.parent is not None else []
+        if len(keys) > 1:
+            raise ValueError(f"the environment has the rewards {keys}: choose one by its key")
+        return as_key(keys[0]) if keys else "reward"
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Apply to a batch of transitions, in place."""
@@ -135,6 +147,34 @@ class NextTransform(InPlace):
         return tensordict_reset
 
 
+class ScoresAction(NextTransform):
+    """Base of transforms that write a model's log pi(a|s) of the action to their first key."""
+
+    def write_log_prob(
+        self,
+        model: ProbabilisticTensorDictSequential,
+        tensordict: TensorDictBase,
+        next_tensordict: TensorDictBase,
+        log_prob_keys: Sequence[Key] | None = None,
+    ) -> TensorDictBase:
+        """Write the log-prob in the reward's batch shape; without a reward, as it is computed.
+
+        ``log_prob_keys`` as in :func:`klrl.kl.policies.score`.
+        """
+        log_prob = score(model, tensordict, log_prob_keys)
+        reward = next_tensordict.get(self.reward_key, None)
+        key = self.written[0]
+        if reward is not None:
+            log_prob = like_reward(f"the log-prob for {key}", log_prob, reward, tensordict.ndim)
+        return next_tensordict.set(key, log_prob)
+
+    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
+        """Add the log-prob, in the reward's batch shape."""
+        spec = log_prob_like(observation_spec, self.parent, self.reward_key)
+        observation_spec[self.written[0]] = spec
+        return observation_spec
+
+
 def reward_like(parent: EnvBase, key: Key) -> Unbounded:
     """Make the spec of an observation with the shape and dtype of a reward."""
     rewards = parent.full_reward_spec
@@ -149,21 +189,6 @@ def log_prob_like(observation_spec: Composite, parent: EnvBase, key: Key) -> Unb
     if parent.reward_keys:
         shape = reward_shape(reward_like(parent, key).shape, len(parent.batch_size))
     return Unbounded(shape=shape, device=observation_spec.device)
-
-
-def reward_key_of(transform: Transform, given: Key | None) -> Key:
-    """Return the given reward key, else the environment's, else "reward"."""
-    if given is not None:
-        return given
-    keys = transform.parent.reward_keys if transform.parent is not None else []
-    if len(keys) > 1:
-        raise ValueError(f"the environment has the rewards {keys}: choose one by its key")
-    return as_key(keys[0]) if keys else "reward"
-
-
-def as_rewarded(name: object, log_prob: Tensor, reward: Tensor | None, batch_dims: int) -> Tensor:
-    """Apply :func:`klrl.kl.shapes.like_reward`; without a reward return the log-prob unchanged."""
-    return log_prob if reward is None else like_reward(name, log_prob, reward, batch_dims)
 
 
 def reward_of(next_tensordict: TensorDictBase, key: Key) -> Tensor:

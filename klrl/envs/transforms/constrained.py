@@ -22,11 +22,9 @@ from torchrl.data import Composite
 from klrl.envs.transforms.base import (
     NextTransform,
     OneTransform,
-    as_rewarded,
-    log_prob_like,
+    ScoresAction,
     one_choice,
     one_key,
-    reward_key_of,
     reward_like,
     reward_of,
 )
@@ -39,14 +37,14 @@ from klrl.envs.transforms.sampled import (
     sampled_log_prob,
     unsampled,
 )
-from klrl.kl.coefficient import ONE, coefficient_of_part, one_spelling
+from klrl.kl.coefficient import COEFFICIENT_OF_PART
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
-from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, written_keys
+from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, written_keys
 from klrl.kl.reference import FrozenPolicy
 from klrl.kl.shapes import like_reward
 
 
-class ReferenceModelLogProbTransform(NextTransform):
+class ReferenceModelLogProbTransform(ScoresAction):
     """Writes log pi_ref(a|s) of the sampled action to ``("next", ref_log_prob_key)``.
 
     The action is never resampled or overwritten.
@@ -71,28 +69,20 @@ class ReferenceModelLogProbTransform(NextTransform):
         ref_log_prob_key: Key = "ref_log_prob",
         reward_key: Key | None = None,
     ) -> None:
-        self._reward_key = reward_key and as_key(reward_key)
+        self._reward_key = reward_key
         if not hasattr(frozen_model, "get_dist"):
             raise TypeError(f"frozen_model={type(frozen_model).__name__}: needs get_dist")
         require_reference("frozen_model", frozen_model)
-        self.key = as_key(ref_log_prob_key)
-        super().__init__(in_keys=list(frozen_model.in_keys), out_keys=[self.key])
-        self.written = [self.key]
+        self.written = [as_key(ref_log_prob_key)]
+        super().__init__(in_keys=list(frozen_model.in_keys), out_keys=self.written)
         self.frozen_model = FrozenPolicy.copy_of(frozen_model)
         self.log_prob_keys: list[Key] | None = None  # in the data; None: the model's keys
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
-        log_prob = score(self.frozen_model, tensordict, self.log_prob_keys)
-        log_prob = as_rewarded("the reference's log-prob", log_prob, reward, tensordict.ndim)
-        return next_tensordict.set(self.key, log_prob)
-
-    def transform_observation_spec(self, observation_spec: Composite) -> Composite:
-        """Add the log-prob, in the reward's batch shape."""
-        key = reward_key_of(self, self._reward_key)
-        observation_spec[self.key] = log_prob_like(observation_spec, self.parent, key)
-        return observation_spec
+        return self.write_log_prob(
+            self.frozen_model, tensordict, next_tensordict, self.log_prob_keys
+        )
 
 
 class KLDivergenceTransform(NextTransform):
@@ -132,7 +122,7 @@ class KLDivergenceTransform(NextTransform):
         reward_key: Key | None = None,
         on_unsampled: str = "nan",
     ) -> None:
-        self._reward_key = reward_key and as_key(reward_key)
+        self._reward_key = reward_key
         self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
         one_choice("estimator", estimator, (*ESTIMATORS, "exact"))
         if estimator == "exact" and reference is None:
@@ -147,7 +137,7 @@ class KLDivergenceTransform(NextTransform):
 
     @torch.no_grad()
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
-        reward = reward_of(next_tensordict, reward_key_of(self, self._reward_key))
+        reward = reward_of(next_tensordict, self.reward_key)
         if self.reference is not None and self.estimator == "exact":
             kl = self._exact(self.reference, tensordict, reward)
         else:
@@ -201,8 +191,7 @@ class KLDivergenceTransform(NextTransform):
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the KL, with the reward's shape."""
-        key = reward_key_of(self, self._reward_key)
-        observation_spec[self.kl_key] = reward_like(self.parent, key)
+        observation_spec[self.kl_key] = reward_like(self.parent, self.reward_key)
         return observation_spec
 
 
@@ -227,7 +216,7 @@ class RewardAdjustmentTransform(ChargedReward):
 
     def __init__(
         self,
-        coef: float | Tensor = ONE,
+        coef: float | Tensor = 1.0,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
         *,
@@ -281,7 +270,7 @@ class KLConstrainedTransform(OneTransform):
     def __init__(
         self,
         frozen_model: ProbabilisticTensorDictSequential,
-        coef: float | Tensor = ONE,
+        coef: float | Tensor = 1.0,
         *,
         estimator: str = "k1",
         in_keys: Key | Sequence[Key] | None = None,
@@ -308,13 +297,14 @@ class KLConstrainedTransform(OneTransform):
         )
         reference.log_prob_keys = divergence.log_prob_keys
         adjustment = RewardAdjustmentTransform(
-            one_spelling(coef, coeff),
+            coef,
             in_keys,
             out_keys,
             kl_key=kl_key,
             raw_reward_key=raw_reward_key,
+            coeff=coeff,
             on_unsampled=on_unsampled,
         )
         super().__init__(reference, divergence, adjustment)
 
-    coef = coeff = coefficient_of_part()
+    coef = coeff = COEFFICIENT_OF_PART

@@ -17,7 +17,6 @@ from torchrl.data import Composite
 
 from klrl.envs.transforms.base import log_prob_like, reward_of
 from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
-from klrl.kl.coefficient import ONE
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, under_keys_of
 from klrl.kl.reference import FrozenPolicy, flat_policy
@@ -62,7 +61,7 @@ class KLRewardTransform(ChargedReward):
     def __init__(
         self,
         actor: ProbabilisticTensorDictSequential,
-        coef: float | Tensor = ONE,
+        coef: float | Tensor = 1.0,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
         requires_grad: bool = False,

@@ -22,7 +22,7 @@ from klrl.envs.transforms.base import (
     reward_like,
 )
 from klrl.kl.charge import shaped
-from klrl.kl.coefficient import KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import KeepsCoefficient
 from klrl.kl.estimators import sum_beyond
 from klrl.kl.policies import Key, as_key, has_all, written_keys
 from klrl.kl.saturated import expanded, log_probs
@@ -245,12 +245,12 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         on_unsampled: str = "nan",
     ) -> None:
         self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
-        self.reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
-        self.out_key = one_key("out_keys", self.reward_key if out_keys is None else out_keys)
+        self._reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
+        self.out_key = one_key("out_keys", self._reward_key if out_keys is None else out_keys)
         self.raw_key = raw_reward_key and as_key(raw_reward_key)
-        super().__init__(in_keys=[self.reward_key, *reads], out_keys=[self.out_key])
+        super().__init__(in_keys=[self._reward_key, *reads], out_keys=[self.out_key])
         self.written = [key for key in (self.out_key, self.raw_key) if key is not None]
-        self.keep_coefficient(one_spelling(coef, coeff))
+        self.keep_coefficient(coef, coeff)
 
     coef: Tensor
 

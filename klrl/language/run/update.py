@@ -33,7 +33,7 @@ from klrl.language.run.load import Policy
 from klrl.language.run.rollout import REF_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms, Scored, make_loss
-from klrl.objectives.functional import normalized
+from klrl.losses.terms import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]

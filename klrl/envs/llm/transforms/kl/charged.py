@@ -68,18 +68,29 @@ def token_kl(
     return [estimate_kl(a, b, estimator, mask) for a, b, mask in rows]
 
 
-def token_rewards(
-    reward: Rows | None, kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+def charged_rewards(
+    reward: Rows | None,
+    kl: list[Tensor],
+    masks: list[Tensor] | None,
+    coef: Tensor,
+    padding_side: str,
 ) -> list[Tensor]:
-    """Return the uncharged reward of every token, [T_i, 1].
+    """Return reward - coef * KL of every token, [T_i, 1], from the KLs [T_i].
 
     A scalar score ([B], [B, 1] or [B, 1, 1]) goes to the last charged token of its sequence. A
-    reward per token [B, T, 1] is returned unchanged; if it is dense and the log-probs are ragged,
+    reward per token [B, T, 1] stays where it is; if it is dense and the log-probs are ragged,
     its padding on ``padding_side`` is removed. A missing reward counts as 0.
     """
-    if reward is None:
-        return [torch.zeros_like(row).unsqueeze(-1) for row in kl]
-    rows = to_rows(reward)
+    rows = [torch.zeros_like(row).unsqueeze(-1) for row in kl]
+    if reward is not None:
+        rows = _per_token(to_rows(reward), kl, masks, padding_side)
+    return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rows, kl, strict=True)]
+
+
+def _per_token(
+    rows: list[Tensor], kl: list[Tensor], masks: list[Tensor] | None, padding_side: str
+) -> list[Tensor]:
+    """Return the uncharged reward of every token, [T_i, 1]."""
     longest = max(lengths(kl))
     placed = []
     for index, (row, divergence) in enumerate(zip(rows, kl, strict=True)):
@@ -111,8 +122,3 @@ def _on_last(score: Tensor, kl: Tensor, mask: Tensor | None, index: int) -> Tens
         raise ValueError(f"sample {index} has a score, but no response token to add it to")
     placed = torch.zeros((*kl.shape, 1), dtype=score.dtype, device=score.device)
     return placed.index_put((positions[-1].to(score.device),), score.reshape(1, 1))
-
-
-def shaped_rows(rewards: list[Tensor], kl: list[Tensor], coef: Tensor) -> list[Tensor]:
-    """Charge KLs [T_i] to rewards [T_i, 1]; return the charged rewards [T_i, 1]."""
-    return [shaped(r, row.unsqueeze(-1), coef) for r, row in zip(rewards, kl, strict=True)]

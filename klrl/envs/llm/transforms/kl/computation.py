@@ -14,13 +14,12 @@ from klrl.envs.transforms.base import (
     NextTransform,
     one_choice,
     refuse_second_charge,
-    reward_key_of,
     reward_like,
     reward_of,
     siblings,
 )
 from klrl.kl.charge import shaped
-from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import KeepsCoefficient
 from klrl.kl.estimators import Estimator, estimate_kl, function_of
 from klrl.kl.policies import Key, as_key
 from klrl.kl.shapes import like_reward
@@ -73,7 +72,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         *,
         kl_key: Key = "kl_penalty",
         add_to_reward: bool = True,
-        coef: float | Tensor = ONE,
+        coef: float | Tensor = 1.0,
         coeff: float | Tensor | None = None,
         padding_side: str = "left",
         estimator: Estimator = "k1",
@@ -84,7 +83,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         ref_log_probs_key: Key | None = None,
     ) -> None:
         self.per_token = per_token
-        self._reward_key = reward_key and as_key(reward_key)
+        self._reward_key = reward_key
         self.gen_log_probs_full_key = as_key(gen_log_probs_key or gen_log_probs_full_key)
         self.ref_log_probs_full_key = as_key(ref_log_probs_key or ref_log_probs_full_key)
         self._read = [self.gen_log_probs_full_key, self.ref_log_probs_full_key]
@@ -93,13 +92,13 @@ class KLComputation(KeepsCoefficient, NextTransform):
         function_of(estimator)
         self.kl_key, self.raw_key = as_key(kl_key), raw_reward_key and as_key(raw_reward_key)
         written = [key for key in (self.kl_key, self.raw_key) if key is not None]
-        out_keys = [*written, self._reward_key or "reward"]
+        out_keys = [*written, as_key(reward_key or "reward")]
         super().__init__(in_keys=self._read, out_keys=out_keys)
         self.written = written
         self.add_to_reward = add_to_reward
         self.padding_side = one_choice("padding_side", padding_side, SIDES)
         self.estimator = estimator
-        self.keep_coefficient(one_spelling(coef, coeff))
+        self.keep_coefficient(coef, coeff)
 
     coef: Tensor
 
@@ -146,8 +145,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
         if self.raw_key is not None and reward is not None:
             next_tensordict.set(self.raw_key, next_tensordict.get(self.reward_key))
         if self.add_to_reward:
-            rewards = tokens.token_rewards(reward, kl, masks, self.padding_side)
-            charged = tokens.shaped_rows(rewards, kl, self.coef)
+            charged = tokens.charged_rewards(reward, kl, masks, self.coef, self.padding_side)
             set_rows(next_tensordict, self.reward_key, charged)
         return next_tensordict
 
@@ -160,11 +158,6 @@ class KLComputation(KeepsCoefficient, NextTransform):
                 f"no log-probs at {('next', key)} nor at {key}: put RetrieveLogProb before it"
             )
         return log_prob
-
-    @property
-    def reward_key(self) -> Key:
-        """The given reward key, else the environment's, else "reward"."""
-        return reward_key_of(self, self._reward_key)
 
     def _of_tokens(self, log_prob: Rows, tensordict: TensorDictBase) -> bool:
         """Whether log-probs have a token axis after the batch dimensions."""

@@ -15,18 +15,12 @@ from typing import TYPE_CHECKING
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
-from torchrl.data import Binary, Composite, Unbounded
+from torchrl.data import Binary, Composite
 
-from klrl.envs.llm.transforms.kl.computation import KLComputation
+from klrl.envs.llm.transforms.kl.computation import KLComputation, per_token_spec
 from klrl.envs.llm.transforms.kl.rows import SIDES, for_rows, set_rows
-from klrl.envs.transforms.base import (
-    NextTransform,
-    as_rewarded,
-    log_prob_like,
-    one_choice,
-    reward_key_of,
-)
-from klrl.kl.policies import Key, as_key, is_wrapper, require_reference, score
+from klrl.envs.transforms.base import ScoresAction, one_choice
+from klrl.kl.policies import Key, as_key, is_wrapper, require_reference
 from klrl.kl.reference import evaluating, flat_policy
 
 if TYPE_CHECKING:
@@ -42,7 +36,7 @@ def _language() -> ModuleType:
     return wrappers
 
 
-class RetrieveLogProb(NextTransform):
+class RetrieveLogProb(ScoresAction):
     """Writes a policy's log-probs of the actions or tokens in a batch.
 
     Nothing is resampled. The log-probs are written to ``("next", log_probs_full_key)``, in nats.
@@ -127,7 +121,7 @@ class RetrieveLogProb(NextTransform):
             self.log_probs_full_key = as_key(log_probs_full_key or ("log_probs", "full"))
         out_keys = [self.log_probs_full_key, *out_keys]
         super().__init__(in_keys=list(model.in_keys), out_keys=out_keys)
-        self._reward_key = reward_key and as_key(reward_key)
+        self._reward_key = reward_key
         self.written = out_keys
         self.pad_output = getattr(model, "pad_output", True)
         self.model = model if device is None else model.to(device)
@@ -148,12 +142,7 @@ class RetrieveLogProb(NextTransform):
             if self.is_language:
                 return self._score_tokens(tensordict, next_tensordict)
             with evaluating(self.scorer()):
-                log_prob = score(self.scorer(), tensordict)
-        reward = next_tensordict.get(reward_key_of(self, self._reward_key), None)
-        name = f"the log-prob for {self.log_probs_full_key}"
-        return next_tensordict.set(
-            self.log_probs_full_key, as_rewarded(name, log_prob, reward, tensordict.ndim)
-        )
+                return self.write_log_prob(self.scorer(), tensordict, next_tensordict)
 
     def scorer(self) -> TensorDictModuleBase:
         """Return the model that computes the log-probs."""
@@ -189,12 +178,8 @@ class RetrieveLogProb(NextTransform):
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the log-prob, in the reward's batch shape; for tokens, log-probs and their mask."""
         if not self.is_language:
-            key = reward_key_of(self, self._reward_key)
-            observation_spec[self.log_probs_full_key] = log_prob_like(
-                observation_spec, self.parent, key
-            )
-            return observation_spec
-        shape, device = torch.Size((*observation_spec.shape, -1)), observation_spec.device
-        observation_spec[self.mask_key] = Binary(shape=shape, device=device, dtype=torch.bool)
-        observation_spec[self.log_probs_full_key] = Unbounded(shape=shape, device=device)
+            return super().transform_observation_spec(observation_spec)
+        spec = per_token_spec(observation_spec)
+        mask = Binary(shape=spec.shape, device=spec.device, dtype=torch.bool)
+        observation_spec[self.mask_key], observation_spec[self.log_probs_full_key] = mask, spec
         return observation_spec

@@ -18,7 +18,7 @@ from klrl.envs.llm.transforms.kl.computation import KLComputation
 from klrl.envs.llm.transforms.kl.retrieve import RetrieveLogProb
 from klrl.envs.llm.transforms.kl.served import Served, coefficient
 from klrl.envs.transforms.base import OneTransform, taking_arguments_of
-from klrl.kl.coefficient import coefficient_of_part
+from klrl.kl.coefficient import COEFFICIENT_OF_PART
 from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
 
@@ -103,7 +103,7 @@ class RetrieveKL(OneTransform):
         """The part that charges the KL and stores the coefficient."""
         return self.part(KLComputation)
 
-    coef = coeff = coefficient_of_part(float)
+    coef = coeff = COEFFICIENT_OF_PART
 
 
 def wants_ray(arguments: Mapping[str, object]) -> bool:

@@ -17,7 +17,7 @@ from torchrl.data import Composite
 from torchrl.envs import Transform
 
 from klrl.envs.llm.transforms.kl import wrappers as _language
-from klrl.envs.llm.transforms.kl.charged import shaped_rows, token_kl, token_rewards
+from klrl.envs.llm.transforms.kl.charged import charged_rewards, token_kl
 from klrl.envs.llm.transforms.kl.computation import per_token_spec
 from klrl.envs.llm.transforms.kl.retrieve_kl import check_one_of, one_of, wants_ray
 from klrl.envs.llm.transforms.kl.rows import (
@@ -33,7 +33,7 @@ from klrl.envs.llm.transforms.kl.served import Served, coefficient
 from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
 from klrl.envs.llm.transforms.kl.wrappers import Wrapper
 from klrl.envs.transforms.base import NextTransform, one_choice, one_key, taking_arguments_of
-from klrl.kl.coefficient import ONE, KeepsCoefficient, one_spelling
+from klrl.kl.coefficient import KeepsCoefficient
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key
 from klrl.kl.reference import FrozenPolicy
@@ -97,7 +97,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         ref_model: Wrapper | None = None,
         *,
         ref_model_factory: Callable[[], Wrapper] | None = None,
-        coef: float | Tensor = ONE,
+        coef: float | Tensor = 1.0,
         coeff: float | Tensor | None = None,
         in_keys: Key | Sequence[Key] | None = None,
         out_keys: Key | Sequence[Key] | None = None,
@@ -133,7 +133,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         self.tokenizer: Tokenizer | None = own if tokenizer is None else tokenizer
         self.padding_side = one_choice("padding_side", padding_side, SIDES)
         self.temperature, self.device = temperature, device
-        self.keep_coefficient(one_spelling(coef, coeff))
+        self.keep_coefficient(coef, coeff)
 
     coef: Tensor
 
@@ -165,8 +165,7 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
         written = {self.kl_key: kl, self.ref_key: ref}
         if self.add_to_reward:
             reward = either(next_tensordict, next_tensordict, self.reward_in)
-            rewards = token_rewards(reward, kl, masks, self.padding_side)
-            charged = shaped_rows(rewards, kl, self.coef)
+            charged = charged_rewards(reward, kl, masks, self.coef, self.padding_side)
             written[self.reward_out] = [row.squeeze(-1) for row in charged]
         arranged, ragged = _language.arrange(
             list(written.values()), encoded, self.pad_output, self.padding_side

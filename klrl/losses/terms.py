@@ -6,8 +6,6 @@ nats. ``mask`` has the same shape, bool or 0 and 1, True at real positions; None
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -93,19 +91,9 @@ def critic_loss(
     return torch.maximum(loss, distance(near, target, reduction="none"))
 
 
-def mean(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Average over real positions; 0 without real positions."""
-    return value.mean() if mask is None else masked_mean(value, mask)
-
-
 def total(value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum over real positions."""
     return value.sum() if mask is None else value.masked_fill(~as_mask(mask, value), 0.0).sum()
-
-
-def sequence(value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum over the steps of each row [B, R], then average over rows: long rows weigh more."""
-    return value.sum() / value.shape[0] if mask is None else sequence_mean(value, mask)
 
 
 def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -123,26 +111,9 @@ def response(value: Tensor, mask: Tensor | None = None) -> Tensor:
 
 #: ``loss.reduction``: mean and sum reduce frames; token, response and sequence reduce tokens.
 REDUCTIONS: dict[str, Callable[[Tensor, Tensor | None], Tensor]] = {
-    "mean": mean,
+    "mean": masked_mean,
     "sum": total,
-    "token": mean,
+    "token": masked_mean,
     "response": response,
-    "sequence": sequence,
+    "sequence": sequence_mean,
 }
-
-
-def is_finite_kl(kl: float, beta: float) -> bool:
-    """Whether a KL is finite; if not, warn that beta is unchanged."""
-    if math.isfinite(kl):
-        return True
-    warnings.warn(f"KL(old||new)={kl}: beta stays at {beta}", stacklevel=3)
-    return False
-
-
-def factor(kl: float, dtarg: float, increment: float, decrement: float) -> float:
-    """Return the factor for beta: increment if KL > 1.5 dtarg, decrement if KL < dtarg / 1.5."""
-    if kl > 1.5 * dtarg:
-        return increment
-    if kl < dtarg / 1.5:
-        return decrement
-    return 1.0
