@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
-from torch import nn
-from torchrl.modules import ProbabilisticActor
+from torch.distributions import kl_divergence
 
 import klrl
 from klrl.base.errors import NonFiniteError
@@ -29,6 +27,8 @@ from klrl.control.run.kl import make_reference_kl
 from klrl.kl import charge
 from klrl.kl.controllers import DualKLController
 from klrl.kl.measure import mean_kl
+from tests.agents import apart
+from tests.transforms.toys import COEF, COUNT, actor
 
 PACKAGE = Path(klrl.__file__).parent
 PAIRS = list(itertools.product(PLACEMENTS, ESTIMATORS))
@@ -67,64 +67,6 @@ def test_what_is_to_come_by_hand(placement: str, sums: list[list[float]]) -> Non
         charge.to_go(kl, placement="later")
 
 
-COEF, SCORE, ACTION = 0.3, 1.7, 2
-LOGITS = torch.tensor([0.2, -0.7, 1.1, 0.4], dtype=DOUBLE)
-REF_LOGITS = torch.tensor([-0.5, 0.3, 0.6, 0.1], dtype=DOUBLE)
-LOG_P = LOGITS.log_softmax(0)
-
-
-def kl_by_hand(estimator: str) -> float:
-    """With Python's own numbers."""
-    p, q = (
-        [math.exp(x) / sum(map(math.exp, table)) for x in table]
-        for table in (LOGITS.tolist(), REF_LOGITS.tolist())
-    )
-    r = math.log(p[ACTION] / q[ACTION])
-    return {
-        "k1": r,
-        "k2": r * r / 2,
-        "k3": q[ACTION] / p[ACTION] - 1 + r,
-        "exact": sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)),
-    }[estimator]
-
-
-class Table(nn.Module):
-    """The same logits at every observation."""
-
-    def __init__(self, logits: torch.Tensor) -> None:
-        super().__init__()
-        self.logits = nn.Parameter(logits)
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        return self.logits.expand(*observation.shape[:-1], -1)
-
-
-def actor(logits: torch.Tensor) -> ProbabilisticActor:
-    return ProbabilisticActor(
-        TensorDictModule(Table(logits.clone()), in_keys=["observation"], out_keys=["logits"]),
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
-
-
-def settings(placement: str, estimator: str) -> RetrieveKLConfig:
-    return RetrieveKLConfig(COEF, "rollout", estimator, placement, True, name="retrieve")
-
-
-def transition() -> TensorDict:
-    """One step of control, [1, 1]."""
-    end, zero = torch.ones(1, 1, 1, dtype=torch.bool), torch.zeros(1, 1, 1, dtype=DOUBLE)
-    after = {"reward": torch.full((1, 1, 1), SCORE, dtype=DOUBLE), "done": end, "terminated": end}
-    now = {
-        "observation": zero,
-        "action": torch.full((1, 1), ACTION),
-        "logits": LOGITS.expand(1, 1, -1),
-        "action_log_prob": LOG_P[ACTION].expand(1, 1),
-    }
-    return TensorDict({**now, "next": {**after, "observation": zero}}, [1, 1])
-
-
 def by_name(means: dict[str, torch.Tensor]) -> dict[str, float]:
     return {name.removeprefix("kl/ref/"): value.item() for name, value in means.items()}
 
@@ -147,16 +89,23 @@ def test_measures_by_hand() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
-    kl = make_reference_kl(settings("reward", estimator), actor(LOGITS), actor(REF_LOGITS))
+    config = RetrieveKLConfig(COEF, "rollout", estimator, "reward", True, name="retrieve")
+    policy, reference = apart(actor())
+    kl = make_reference_kl(config, policy, reference)
     assert kl is not None
     controller = DualKLController(kl, target=0.2, lr=0.5)
     controller.update(0.6)
     kl._apply(torch.clone)
+    with torch.no_grad():
+        data = policy(TensorDict({"observation": torch.randn(COUNT, 1, 3)}, [COUNT, 1]))
+        p, q = (model.get_dist(data.copy()) for model in (policy, reference))
+        by_sample = p.log_prob(data["action"]) - q.log_prob(data["action"])
+        each = by_sample if estimator == "k1" else kl_divergence(p, q)
+    reward = torch.full((COUNT, 1, 1), 1.7)
     for coef in (COEF * math.exp(0.5 * (0.6 / 0.2 - 1)), 0.125):
-        batch = transition()
+        batch = data.clone().set("next", TensorDict({"reward": reward.clone()}, [COUNT, 1]))
         control_charge.charge(batch, kl)
-        expected = SCORE - coef * kl_by_hand(estimator)
-        assert batch["next", "reward"].item() == pytest.approx(expected, abs=1e-12)
+        torch.testing.assert_close(batch["next", "reward"], reward - coef * each[..., None])
         assert kl.coef == controller.coef == pytest.approx(coef, rel=1e-12)
         controller.load_state_dict({"coef": 0.125})
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from klrl.base.errors import NonFiniteError
 from klrl.config.placement import DIVERGENCES
 from klrl.control.policy.distributions import EXCLUDED, Categorical, Normal, TanhNormalFamily
-from klrl.kl.divergences import LARGEST_JS, over_actions
+from klrl.kl.divergences import over_actions
 from klrl.kl.measure import in_unit, mean_charged
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -67,33 +67,6 @@ def test_a_categoricals_are_the_sums_over_its_actions(name: str, scale: float) -
     rows = zip(softmax(logits), softmax(ref), strict=True)
     expected = torch.tensor([by_hand(name, p, q) for p, q in rows], dtype=DOUBLE)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_forbidden_actions_add_nothing(name: str) -> None:
-    logits, ref = random(4, 5), random(4, 5)
-    wide = [torch.cat([x, torch.full((4, 1), -torch.inf, dtype=DOUBLE)], 1) for x in (logits, ref)]
-
-    def value(x: Tensor, y: Tensor) -> Tensor:
-        return over_actions(name, x.log_softmax(-1), y.log_softmax(-1)).sum()
-
-    torch.testing.assert_close(value(*wide), value(logits, ref))
-    found = gradient(lambda x: value(x, wide[1]), wide[0])
-    torch.testing.assert_close(found[:, :5], gradient(lambda x: value(x, ref), logits))
-    assert not found[:, 5].any()
-
-
-def test_an_action_that_one_of_them_forbids() -> None:
-    p = torch.tensor([0.5, 0.5, 0.0], dtype=DOUBLE).log()
-    q = torch.tensor([0.0, 0.5, 0.5], dtype=DOUBLE).log()
-    js = by_hand("js", np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.5, 0.5]))
-    assert float(over_actions("js", p, q)) == pytest.approx(js, rel=1e-12)
-    assert float(over_actions("forward", p, q)) == math.inf
-    apart = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=DOUBLE).log()
-    assert float(over_actions("js", *apart)) == pytest.approx(LARGEST_JS, rel=1e-12)
-    logits = torch.tensor([0.0, 0.0, -torch.inf], dtype=DOUBLE)
-    found = gradient(lambda x: over_actions("js", x.log_softmax(-1), q), logits)
-    assert torch.isfinite(found).all()
 
 
 def own_forward(log_ratio: Tensor) -> Tensor:

@@ -78,30 +78,13 @@ def test_in_fewer_bits_the_gradient_is_autograds(dtype) -> None:
     torch.testing.assert_close(own, z.grad)
 
 
-@pytest.mark.parametrize("name", BOTH)
-def test_what_both_forbid_adds_nothing(name) -> None:
-    z, a = tables(2)
-    z[:, 1] = a[:, 1] = -torch.inf
-    z.requires_grad_()
-    kept = [0, 2, 3, 4]
-    actions = torch.zeros(ROWS, dtype=torch.long)
-    found = log_probs_and_kls(z, actions, [Other(a, 1.0, (name,))], 1.0)
-    found[[0, 2]].sum().backward()
-    own, few = z.grad, z.detach()[:, kept].requires_grad_()
-    without = log_probs_and_kls(few, actions, [Other(a[:, kept], 1.0, (name,))], 1.0)
-    without[[0, 2]].sum().backward()
-    torch.testing.assert_close(found, without)
-    torch.testing.assert_close(own[:, kept], few.grad)
-    assert not own[:, 1].any()
-
-
-@pytest.mark.parametrize("forbidding", ["pi", "q", "rows of either"])
-def test_what_one_alone_forbids_is_autograds(forbidding) -> None:
+@pytest.mark.parametrize("forbidding", ["pi", "q", "rows of either", "both"])
+def test_what_pi_or_q_forbids_is_autograds(forbidding) -> None:
     z, a = tables(2)
     if forbidding != "q":
         z[0, 2] = -torch.inf
     if forbidding != "pi":
-        a[3, 2] = -torch.inf
+        a[0 if forbidding == "both" else 3, 2] = -torch.inf
     weights = torch.arange(1.0, 1 + ROWS, dtype=torch.float64)
     grads, values = [], []
     for of_logits in (log_probs_and_kls, by_autograd):
@@ -112,7 +95,7 @@ def test_what_one_alone_forbids_is_autograds(forbidding) -> None:
         values.append(found.detach())
         grads.append(leaf.grad)
     torch.testing.assert_close(*values)
-    infinite = {"pi": (0, 1), "q": (1, 0), "rows of either": (1, 1)}[forbidding]
+    infinite = {"pi": (0, 1), "q": (1, 0), "rows of either": (1, 1), "both": (0, 0)}[forbidding]
     assert [int(values[0][i].isinf().sum()) for i in (2, 3)] == list(infinite)
     of_finite = values[0].isfinite().all(0)
     torch.testing.assert_close(grads[0][of_finite], grads[1][of_finite])

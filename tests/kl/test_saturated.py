@@ -103,32 +103,6 @@ def test_the_mean_of_k1_is_the_kl(name: str, p, q, bounds) -> None:
     assert float(kl.mean()) == pytest.approx(true_kl(p, q), abs=4 * spread / COUNT**0.5 + 0.01)
 
 
-def test_an_actor_that_is_its_own_reference() -> None:
-    """Every sample's KL is 0: both log-probs are those of one sample before tanh."""
-    actor = policy(15.0, 1.0)
-    for name, make in TRANSFORMS.items():
-        kl = make(actor, actor)(sampled(actor))["next", "kl_penalty"]
-        assert float(kl.detach().abs().max()) < 1e-4, name
-
-
-def test_the_mean_log_prob_is_that_of_a_quadrature() -> None:
-    """E[log pi(a) | u beyond the cut], two dimensions of which one is saturated, by trapezoids."""
-    actor, reference = policy(7.5, 1.2, 2), policy(6.0, 0.7, 2)
-    batch = sampled(actor, 10 * COUNT).exclude("action_log_prob")
-    batch["action"] = torch.tensor([1.0, 0.5]).expand(10 * COUNT, 2)
-    found = score(reference, batch).detach()
-    cut = math.atanh(1 - 2.0**-18 - 2.0**-25)
-    u = torch.linspace(cut, 30.0, 400_001, dtype=torch.float64)
-    density = Normal(7.5, 1.2).log_prob(u).exp()
-    slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
-    inner = Normal(6.0, 0.7).log_prob(u) - slope
-    tail = torch.trapezoid(density * inner, u) / torch.trapezoid(density, u)
-    v = math.atanh(0.5)
-    point = float(Normal(6.0, 0.7).log_prob(torch.tensor(v))) - math.log(1 - 0.25)
-    error = float(found.std()) / found.numel() ** 0.5
-    assert float(found.mean()) == pytest.approx(float(tail) + point, abs=4 * error)
-
-
 def test_pre_tanh_is_read_where_it_is() -> None:
     actor, reference = policy(15.0, 1.0), policy(0.0, 1.0)
     batch = with_pre_tanh(sampled(actor).exclude(*PARAMS))

@@ -122,32 +122,6 @@ def test_padding_counts_nowhere_in_the_kl_to_a_reference(kind, estimator: str) -
             torch.testing.assert_close(out[key], expected[key], msg=key)
 
 
-@both
-def test_dimensions_of_a_plain_normal_add(kind) -> None:
-    """torch's Normal has no event dimension: one number per frame, not per dimension."""
-    from torch.distributions import Normal
-
-    policy = actor(Normal)
-    reference = moved(freeze(policy))
-    batch = TensorDict({"observation": torch.randn(COUNT, 3)}, [COUNT])
-    with torch.no_grad():
-        policy(batch)
-        p, q = (m.get_dist(batch.copy()) for m in (policy, reference))
-        expected = torch.distributions.kl_divergence(p, q).sum(-1).mean()
-    batch["action_log_prob"] = batch["action_log_prob"].sum(-1)
-    loss = kind(policy, reference=reference, ref_kl_coef=1.0)
-    with torch.no_grad():
-        out = loss._add_reference_kl(TensorDict({}, []), batch)
-    torch.testing.assert_close(out["loss_kl_ref"], expected)
-    if kind is KLPENPPOLoss:
-        sampled_by = policy.build_dist_from_params(batch)
-        moved(policy)
-        with torch.no_grad():
-            now = policy.get_dist(batch.copy())
-        expected = torch.distributions.kl_divergence(sampled_by, now).sum(-1).mean()
-        torch.testing.assert_close(loss.kl_old_new(batch), expected)
-
-
 def test_kl_old_new_is_from_the_old_policy_to_the_new() -> None:
     """By the closed form of two Gaussians, with a mask; the other direction differs by a half."""
     known = Problem()

@@ -101,38 +101,6 @@ def team_kl(old: nn.Module, new: nn.Module, state: Tensor) -> Tensor:
     return kl_divergence(*(model[0].module.at(state) for model in (old, new))).sum(-1)
 
 
-def to_go(value: Tensor) -> Tensor:
-    return value.flip(-1).cumsum(-1).flip(-1)
-
-
-@both
-@agents
-@pytest.mark.parametrize("placement", ["split", "loss", "reward"])
-def test_the_gradient_of_a_teams_chain(kind, count: int, placement: str) -> None:
-    """E[sum_t R_t - coef KL(s_t)] over all pairs of joint actions; s_1 depends on the first.
-
-    ``loss`` lacks the KL's part through later states, by design (docs/kl.md).
-    """
-    actor = team(Categorical, count)
-    reference = drifted(freeze(actor), 0.5)
-    moves = torch.tensor(list(product((0, 1), repeat=count)))
-    first, second = (moves[i] for i in torch.cartesian_prod(*[torch.arange(len(moves))] * 2).T)
-    state = torch.eye(STATES)[torch.stack([0 * first[:, 0], 1 + first.sum(-1) % 2], 1)]
-    action = torch.stack([first, second], 1)
-    reward = torch.stack([first.double() @ torch.randn(count), torch.randn(len(first))], 1)
-    log_p, log_q = (joint(model, state, action) for model in (actor, reference))
-    chance, kl = log_p.sum(-1).exp(), team_kl(actor, reference, state)
-    weight = chance.detach() if placement == "loss" else chance
-    true = (chance * reward.sum(-1)).sum() - COEF * (weight * kl.sum(-1)).sum()
-    charged = {"split": to_go(kl) - kl, "loss": 0 * kl, "reward": to_go(log_p - log_q)}[placement]
-    batch = batch_of(actor, state, action, to_go(reward) - COEF * charged.detach())
-    more = {} if placement == "reward" else {"reference": reference, "ref_kl_coef": COEF}
-    out = loss_of(kind, actor, **more)(batch)
-    each = out["loss_objective"] + out.get("loss_kl_ref", 0.0)
-    found = gradient((chance.detach() * each.sum(-1)).sum(), actor)
-    torch.testing.assert_close(found, -gradient(true, actor), rtol=1e-6, atol=1e-9)
-
-
 def actions(distribution: type, actor: nn.Module, state: Tensor) -> tuple[Tensor, Tensor]:
     """Joint actions [M, N] of one state and their chances [M]: all, or nodes of a quadrature."""
     dist = actor[0].module.at(state)

@@ -76,15 +76,6 @@ def test_ragged_log_probs(build) -> None:
         torch.testing.assert_close(rewards[i], shaped.unsqueeze(-1))
 
 
-def test_an_estimator_that_is_not_0_at_0_charges_no_prompt() -> None:
-    same = log_probs(3)
-    masks = {"all_assistant_mask": torch.tensor([[False, True, True]])}
-    batch = dense(same, same, torch.ones(1, 1), masks=masks)
-    out = KLComputation(coef=COEF, estimator=lambda r: r.exp())(batch)
-    assert out["next", "kl_penalty"].tolist() == [[0.0, 1.0, 1.0]]
-    assert out["next", "reward"].squeeze(-1).tolist() == [[0.0, -COEF, 1 - COEF]]
-
-
 @pytest.mark.parametrize("shape", [(2,), (2, 1), (2, 1, 1)])
 def test_a_score_goes_to_the_last_response_token_and_nowhere_else(shape) -> None:
     """Prompt of 2, responses of 3 and 1, padding: the sum of rewards is the score minus the KL."""

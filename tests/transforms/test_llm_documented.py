@@ -94,22 +94,6 @@ def test_models_on_a_gpu_and_data_on_the_cpu() -> None:
         torch.testing.assert_close(found[key], local[key], atol=1e-3, rtol=0)
 
 
-def test_padding_side() -> None:
-    gen, _ = pair()
-    ids = [rendered(chat)[0] for chat in chats(1)]
-    short = min(range(2), key=lambda index: len(ids[index]))
-    left, right = (
-        RetrieveLogProb(gen, padding_side=side, assistant_only=False)(conversation())[
-            "next", "gen_log_probs", "full"
-        ][short]
-        for side in ("left", "right")
-    )
-    size = len(ids[short])
-    torch.testing.assert_close(left[-size:], right[:size])
-    assert not left[:-size].any()
-    assert not right[size:].any()
-
-
 class Engine:
     """A wrapper around something that is no torch module, as vLLM's is."""
 

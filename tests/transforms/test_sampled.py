@@ -14,7 +14,6 @@ from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
 from torchrl.modules import (
     AdditiveGaussianModule,
-    EGreedyModule,
     ProbabilisticActor,
     TanhNormal,
 )
@@ -184,18 +183,6 @@ def test_exploration_noise_behind_the_policy_is_rescored_and_said(way: str) -> N
     with pytest.warns(UserWarning, match="not that of the action.*exploration noise"):
         after = transform(way, reference)(batch)["next"]
     torch.testing.assert_close(after["kl"].double(), expected, atol=1e-4, rtol=1e-3)
-
-
-def test_epsilon_greedy_choices_are_rescored() -> None:
-    env, actor, reference, _ = case("cartpole")
-    torch.manual_seed(1)
-    greedy = EGreedyModule(env.action_spec, eps_init=0.9, eps_end=0.9, annealing_num_steps=1)
-    with torch.no_grad():
-        batch = env.rollout(12, TensorDictSequential(actor, greedy), break_when_any_done=False)
-    expected = actor.log_prob(batch.copy()) - reference.log_prob(batch.copy())
-    with pytest.warns(UserWarning, match="not that of the action"):
-        after = transform("legacy", reference)(batch)["next"]
-    torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("loc", [0.0, 2.0, 5.0, 9.0, 15.0])

@@ -18,7 +18,6 @@ from klrl.kl import (
     KLComputation,
     KLConstrainedTransform,
     KLDivergenceTransform,
-    ReferenceModelLogProbTransform,
     RetrieveKL,
     RetrieveLogProb,
     RewardAdjustmentTransform,
@@ -175,22 +174,6 @@ def test_each_part_alone_follows_the_rule() -> None:
     batch["next", "reward"] = torch.zeros(2, 3, 1)
     with pytest.raises(ValueError, match=r"kl_penalty.*\(2,\), the reward \(2, 3, 1\)"):
         RewardAdjustmentTransform(0.5)(batch)
-
-
-def test_the_references_log_prob_has_the_rewards_batch_shape() -> None:
-    actor = agents_actor(Normal)
-    for rewarded, shape in (("each", (2, 4, 3)), ("team", (2, 4))):
-        with torch.no_grad():
-            batch = Agents(rewarded, 2).rollout(4, actor)
-        dist = Normal(batch["agents", "loc"], batch["agents", "scale"])
-        truth = dist.log_prob(batch[ACTION]).sum(-1 if rewarded == "each" else (-1, -2))
-        for part, key in (
-            (ReferenceModelLogProbTransform, "ref_log_prob"),
-            (RetrieveLogProb, ("log_probs", "full")),
-        ):
-            scored = part(actor, reward_key=REWARDS[rewarded])(batch.clone())["next"].get(key)
-            assert scored.shape == shape
-            torch.testing.assert_close(scored, truth, atol=1e-5, rtol=1e-5)
 
 
 def test_log_probs_of_agents_beside_no_transform_that_scored_them() -> None:
