@@ -1,13 +1,15 @@
-"""The loss terms against TorchRL's loss modules, in float64, values and gradients."""
+"""Losses and LossModules against TorchRL's, in float64, values and gradients."""
 
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torchrl.objectives
 from tensordict import TensorDict
-from torchrl.objectives import ClipPPOLoss, KLPENPPOLoss
+from torchrl.objectives import KLPENPPOLoss
 
+import klrl.objectives
 from klrl.config import ClipConfig, KLPENConfig
 from klrl.control.env.make import make_env
 from klrl.control.run.step import draw, score
@@ -121,6 +123,10 @@ def theirs(kind, agent, batch, config, **more):
     return module(batch.copy())
 
 
+def total_of(out: TensorDict) -> torch.Tensor:
+    return sum(out[key] for key in out.keys() if key.startswith("loss_"))
+
+
 VARIANTS = [
     {},
     {"normalize_advantage": False, "reduction": "sum"},
@@ -151,20 +157,22 @@ def test_a_loss_is_torchrls(env_id, distribution, fixed, kind, variant) -> None:
     terms = ours(config, agent, batch, beta=1.5)
     grads = gradients(agent, terms.total)
     if kind == "klpen":
-        still = {"beta": 1.5, "increment": 1.0, "decrement": 1.0}
-        reference = theirs(KLPENPPOLoss, agent, batch, config, **still)
+        name, more = "KLPENPPOLoss", {"beta": 1.5, "increment": 1.0, "decrement": 1.0}
         assert float(terms.kl_old) > 0.01
-        torch.testing.assert_close(terms.kl_old, reference["kl"].mean(), rtol=1e-6, atol=0)
     else:
         epsilon = config.clip_epsilon, config.clip_epsilon_high or config.clip_epsilon
-        reference = theirs(ClipPPOLoss, agent, batch, config, clip_epsilon=epsilon)
-    for name in ("objective", "critic"):
-        found, expected = getattr(terms, name), reference[f"loss_{name}"].detach()
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    total = sum(reference[key] for key in reference.keys() if key.startswith("loss_"))
-    torch.testing.assert_close(terms.total, total, rtol=1e-6, atol=0)
-    for mine, other in zip(grads, gradients(agent, total), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
+        name, more = "ClipPPOLoss", {"clip_epsilon": epsilon}
+    for home in (torchrl.objectives, klrl.objectives):
+        reference = theirs(getattr(home, name), agent, batch, config, **more)
+        if kind == "klpen":
+            torch.testing.assert_close(terms.kl_old, reference["kl"].mean(), rtol=1e-6, atol=0)
+        for part in ("objective", "critic"):
+            found, expected = getattr(terms, part), reference[f"loss_{part}"].detach()
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        total = total_of(reference)
+        torch.testing.assert_close(terms.total, total, rtol=1e-6, atol=0)
+        for mine, other in zip(grads, gradients(agent, total), strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-9)
 
 
 def test_torchrls_gradient_has_the_beta_of_the_next_forward() -> None:

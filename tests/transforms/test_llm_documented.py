@@ -41,25 +41,25 @@ def test_assistant_only_off_keeps_every_token_of_a_conversation() -> None:
     assert int((row[1] != 0).sum()) == len(ids) - 1 > int(assistant.sum())
 
 
-def test_tokenizer_kwargs_reach_the_chat_template() -> None:
+LONGER = TEMPLATE.replace("<|im_start|>{{", "one two three <|im_start|>{{")
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"tokenizer": tokenizer(template=LONGER)},
+        {"tokenizer_kwargs": {"chat_template": LONGER, "padding": True}},
+    ],
+    ids=["tokenizer", "tokenizer_kwargs"],
+)
+def test_a_chat_template_replaces_the_models(kwargs) -> None:
     gen, _ = pair()
-    longer = TEMPLATE.replace("<|im_start|>{{", "one two three <|im_start|>{{")
     plain, other = (
-        RetrieveLogProb(gen, tokenizer_kwargs=kwargs)(conversation())["next", "gen_log_probs_mask"]
-        for kwargs in (None, {"chat_template": longer, "padding": True})
+        RetrieveLogProb(gen, **given)(conversation())["next", "gen_log_probs_mask"]
+        for given in ({}, kwargs)
     )
     assert other.shape[1] > plain.shape[1]
     assert other.sum() == plain.sum()
-
-
-def test_the_tokenizer_replaces_the_models() -> None:
-    gen, _ = pair()
-    longer = tokenizer(template=TEMPLATE.replace("<|im_start|>{{", "one two <|im_start|>{{"))
-    plain, other = (
-        RetrieveLogProb(gen, tokenizer=toy)(conversation())["next", "gen_log_probs_mask"]
-        for toy in (None, longer)
-    )
-    assert other.shape[1] > plain.shape[1]
 
 
 def test_detach() -> None:

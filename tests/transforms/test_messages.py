@@ -14,13 +14,15 @@ from tensordict.nn import (
 )
 from torch import nn
 from torchrl.data.llm import History
-from torchrl.modules import IndependentNormal
+from torchrl.modules import GRUModule, IndependentNormal, LSTMModule
 from torchrl.modules.llm.policies import ChatHistory
 
 from klrl.envs.llm.transforms.kl import reward as llm
 from klrl.envs.llm.transforms.kl.charged import matching_rows
 from klrl.kl import (
+    FrozenPolicy,
     KLComputation,
+    KLConstrainedTransform,
     KLDivergenceTransform,
     KLRewardTransform,
     ReferenceModelLogProbTransform,
@@ -28,6 +30,7 @@ from klrl.kl import (
     RetrieveLogProb,
     RewardAdjustmentTransform,
 )
+from klrl.losses import ClipPPOLoss, KLPENPPOLoss
 from tests.transforms.llm_toys import network, pair, wrapper
 from tests.transforms.test_llm_computation import GEN, REF, dense, log_probs, nested
 from tests.transforms.test_llm_documented import Engine
@@ -221,7 +224,38 @@ def rewarding() -> list[Row]:
     ]
 
 
-@pytest.mark.parametrize("table", [control, scoring, computing, retrieving, rewarding])
+def recurrent() -> list[Row]:
+    """References that would be asked with the policy's hidden state."""
+    own = {"in_keys": ["observation", ("agent", "memory")]}
+    own["out_keys"] = ["hidden", ("next", "agent", "memory")]
+    rows: list[Row] = []
+    for cell, key in (
+        (LSTMModule(3, 8, in_key="observation", out_key="hidden"), "recurrent_state"),
+        (GRUModule(3, 8, **own), "memory"),
+    ):
+        head = TensorDictModule(
+            nn.Sequential(nn.Linear(8, 4), NormalParamExtractor()), ["hidden"], ["loc", "scale"]
+        )
+        model = ProbabilisticTensorDictSequential(cell, head, actor()[-1])
+        said, as_reference = f": is recurrent .*{key}.*; give a policy", {"reference": model}
+        rows += [
+            (f"^actor{said}", KLRewardTransform, model),
+            (f"^frozen_model{said}", ReferenceModelLogProbTransform, model),
+            (f"^frozen_model{said}", ReferenceModelLogProbTransform, FrozenPolicy.copy_of(model)),
+            (f"^frozen_model{said}", KLConstrainedTransform, model),
+            (f"^reference{said}", KLDivergenceTransform, model, {"estimator": "exact"}),
+            (f"^model{said}", RetrieveLogProb, model),
+            (f"^model{said}", RetrieveKL, actor(), model),
+            (f"^reference{said}", ClipPPOLoss, actor(), as_reference),
+            (f"^reference{said}", KLPENPPOLoss, model, as_reference),
+        ]
+    return rows
+
+
+TABLES = (control, scoring, computing, retrieving, rewarding, recurrent)
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_what_is_refused_is_named(table: Callable[[], list[Row]]) -> None:
     for words, call, *given in table():
         keywords = given.pop() if given and type(given[-1]) is dict else {}
