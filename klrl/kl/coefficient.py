@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from torchrl.envs import Compose
-
     _Module = nn.Module
 else:
     _Module = object
@@ -76,17 +74,3 @@ class KeepsCoefficient(_Module):
             if moved.dtype.itemsize < number.dtype.itemsize:
                 self._buffers[name] = number.to(moved.device)
         return self
-
-
-def _part(self: Compose) -> KeepsCoefficient:
-    return next(part for part in self.transforms if isinstance(part, KeepsCoefficient))
-
-
-def _set(self: Compose, value: float | Tensor) -> None:
-    _part(self).coef = value
-
-
-#: Property of a Compose: the buffer of its first transform with a coefficient.
-COEFFICIENT_OF_PART = property(
-    lambda self: _part(self).coef, _set, doc="Reward per nat; may be changed."
-)

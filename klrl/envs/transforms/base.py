@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torchrl.data import Composite, Unbounded
 from torchrl.envs import Compose, EnvBase, FrameSkipTransform, Transform, TransformedEnv
 
+from klrl.kl.coefficient import KeepsCoefficient
 from klrl.kl.policies import Key, as_key, score
 from klrl.kl.shapes import like_reward, reward_shape
 
-TransformT = TypeVar("TransformT", bound=Transform)
+Part = TypeVar("Part")
 Class = TypeVar("Class", bound=type)
 
 
@@ -92,9 +93,20 @@ class OneTransform(InPlace, Compose):
     appends to it. Therefore parts are looked up by class, never by position.
     """
 
-    def part(self, kind: type[TransformT]) -> TransformT:
+    def part(self, kind: type[Part]) -> Part:
         """Return the part of class ``kind``."""
         return next(part for part in self.transforms if isinstance(part, kind))
+
+    @property
+    def coef(self) -> float | Tensor:
+        """The coefficient of the part that charges, reward per nat; may be changed."""
+        return self.part(KeepsCoefficient).coef
+
+    @coef.setter
+    def coef(self, value: float | Tensor) -> None:
+        self.part(KeepsCoefficient).coef = value
+
+    coeff = coef
 
     def clone(self) -> Self:
         """Copy this transform; the copy shares buffers and models.

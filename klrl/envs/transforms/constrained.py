@@ -37,7 +37,6 @@ from klrl.envs.transforms.sampled import (
     sampled_log_prob,
     unsampled,
 )
-from klrl.kl.coefficient import COEFFICIENT_OF_PART
 from klrl.kl.estimators import ESTIMATORS, estimate_kl, exact_kl
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, written_keys
 from klrl.kl.reference import FrozenPolicy
@@ -306,5 +305,3 @@ class KLConstrainedTransform(OneTransform):
             on_unsampled=on_unsampled,
         )
         super().__init__(reference, divergence, adjustment)
-
-    coef = coeff = COEFFICIENT_OF_PART

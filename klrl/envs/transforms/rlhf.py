@@ -15,7 +15,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor, nn
 from torchrl.data import Composite
 
-from klrl.envs.transforms.base import log_prob_like, reward_of
+from klrl.envs.transforms.base import log_prob_like, reward_like, reward_of
 from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, under_keys_of
@@ -146,9 +146,7 @@ class KLRewardTransform(ChargedReward):
         output_spec = super().transform_output_spec(output_spec)
         observation_spec = output_spec["full_observation_spec"]
         if self.kl_key is not None:
-            is_reward = self.out_key in self.parent.reward_keys
-            charged = output_spec["full_reward_spec"] if is_reward else observation_spec
-            observation_spec[self.kl_key] = charged[self.out_key].clone()
+            observation_spec[self.kl_key] = reward_like(self.parent, self.reward_key)
         if self.ref_log_prob_key is not None:
             observation_spec[self.ref_log_prob_key] = log_prob_like(
                 observation_spec, self.parent, self.reward_key

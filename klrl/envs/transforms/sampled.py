@@ -52,13 +52,11 @@ def sampled_log_prob(
     from the parameters in the data, with a warning. ``model``, a policy with the same kind of
     distribution, interprets these parameters; without a model, they are not read.
     """
-    heads = _written(tensordict, keys)
-    if heads is None:
+    log_prob = _written(tensordict, keys, reward)
+    if log_prob is None:
         empty = like_reward("reward", reward, reward, tensordict.ndim)
         everywhere = torch.ones_like(empty, dtype=torch.bool)
         return unsampled(tensordict, keys[0], everywhere, empty, on_unsampled)
-    name = f"the log-prob at {keys[0]}"
-    log_prob = like_reward(name, add_heads(heads), reward, tensordict.ndim)
     missing = log_prob.isnan()
     sampler = None if model is None else _sampler(model)
     if sampler is not None and has_all(tensordict, _parameter_keys(sampler)):
@@ -74,11 +72,10 @@ def not_sampled(
     tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor, model: TensorDictModuleBase
 ) -> Tensor:
     """Return a mask [*B] or [*B, N] of unsampled actions; all False if the data lack log-probs."""
-    heads, sampler = _written(tensordict, keys), _sampler(model)
-    if heads is None or sampler is None:
+    log_prob, sampler = _written(tensordict, keys, reward), _sampler(model)
+    if log_prob is None or sampler is None:
         shape = reward_shape(reward.shape, tensordict.ndim)
         return torch.zeros(shape, dtype=torch.bool, device=reward.device)
-    log_prob = like_reward(f"the log-prob at {keys[0]}", add_heads(heads), reward, tensordict.ndim)
     return log_prob.isnan() | _filled_in(tensordict, sampler, log_prob)
 
 
@@ -111,8 +108,12 @@ def unsampled(
     return values.masked_fill(where, torch.nan)
 
 
-def _written(tensordict: TensorDictBase, keys: Sequence[Key]) -> list[Tensor] | None:
-    return [tensordict.get(key) for key in written_keys(tensordict, keys)] or None
+def _written(tensordict: TensorDictBase, keys: Sequence[Key], reward: Tensor) -> Tensor | None:
+    """Return the log-prob in the data, in the reward's batch shape; None if it is missing."""
+    heads = [tensordict.get(key) for key in written_keys(tensordict, keys)]
+    if not heads:
+        return None
+    return like_reward(f"the log-prob at {keys[0]}", add_heads(heads), reward, tensordict.ndim)
 
 
 def _sampler(model: TensorDictModuleBase) -> ProbabilisticTensorDictModule | None:

@@ -16,9 +16,8 @@ from torchrl.envs import Transform
 from klrl.envs.llm.transforms.kl import wrappers as _language
 from klrl.envs.llm.transforms.kl.computation import KLComputation
 from klrl.envs.llm.transforms.kl.retrieve import RetrieveLogProb
-from klrl.envs.llm.transforms.kl.served import Served, coefficient
+from klrl.envs.llm.transforms.kl.served import Served
 from klrl.envs.transforms.base import OneTransform, taking_arguments_of
-from klrl.kl.coefficient import COEFFICIENT_OF_PART
 from klrl.kl.policies import Key, is_wrapper
 from klrl.kl.reference import FrozenPolicy
 
@@ -102,8 +101,6 @@ class RetrieveKL(OneTransform):
     def computation(self) -> KLComputation:
         """The part that charges the KL and stores the coefficient."""
         return self.part(KLComputation)
-
-    coef = coeff = COEFFICIENT_OF_PART
 
 
 def wants_ray(arguments: Mapping[str, object]) -> bool:
@@ -298,5 +295,3 @@ class RayRetrieveKL(Served):
                 "process; give gen_model or gen_model_factory"
             )
         super().__init__(RetrieveKL, {"gen_model": gen_model, "ref_model": ref_model}, **kwargs)
-
-    coef = coeff = coefficient()

@@ -29,7 +29,7 @@ from klrl.envs.llm.transforms.kl.rows import (
     set_rows,
     to_rows,
 )
-from klrl.envs.llm.transforms.kl.served import Served, coefficient
+from klrl.envs.llm.transforms.kl.served import Served
 from klrl.envs.llm.transforms.kl.tokens import Encoded, Tokenizer
 from klrl.envs.llm.transforms.kl.wrappers import Wrapper
 from klrl.envs.transforms.base import NextTransform, one_choice, one_key, taking_arguments_of
@@ -271,5 +271,3 @@ class RayKLRewardTransform(Served):
     def __init__(self, ref_model: Wrapper | None = None, **kwargs: Any) -> None:
         check_one_of("ref_model", ref_model, kwargs.get("ref_model_factory"))
         super().__init__(KLRewardTransform, {"ref_model": ref_model}, **kwargs)
-
-    coef = coeff = coefficient()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tensordict import TensorDictBase
+from torch import Tensor
 from torchrl.envs import Compose, Transform
 
 from klrl.base.ray_start import start_ray
@@ -81,6 +82,17 @@ class Served(OneTransform):
         super().__init__(*shells)
         self._actor, self._actor_name = actor, actor_name
 
+    @property
+    def coef(self) -> float | Tensor:
+        """The coefficient in the Ray actor, reward per nat; may be changed for all transforms."""
+        return self._ask("coefficient")
+
+    @coef.setter
+    def coef(self, value: float | Tensor) -> None:
+        self._ask("coefficient", value)
+
+    coeff = coef
+
     def _ask(self, method: str, *arguments: object) -> Any:
         import ray
 
@@ -127,15 +139,3 @@ class Served(OneTransform):
     def __repr__(self) -> str:
         parts = ", ".join(type(part).__name__ for part in self.transforms)
         return f"{type(self).__name__}(actor={self._actor_name or self._actor}, parts=[{parts}])"
-
-
-def coefficient() -> property:
-    """Make a property that reads and sets the coefficient in the Ray actor, reward per nat."""
-
-    def read(self: Served) -> float:
-        return self._ask("coefficient")
-
-    def move(self: Served, value: float) -> None:
-        self._ask("coefficient", value)
-
-    return property(read, move, doc="Reward per nat, for all transforms of the actor.")
