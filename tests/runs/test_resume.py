@@ -23,7 +23,7 @@ def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
     with Path("run/metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({**rows[-1], "frames": 320, "iteration": 5, "reward/raw": 99.0}))
         file.write('\n{"frames": 38')
-    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1, "pid_started": "0"}
+    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1}
     Path("run/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert exits("resume=run", "frames=384") == 0
     after = rows_of(Path("run"))
