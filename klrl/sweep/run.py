@@ -31,7 +31,6 @@ from klrl.config.given import Given
 from klrl.config.overrides import Separated, expand, flags, job_name, separate, swept_keys
 from klrl.runs.machine import check_machine, check_package
 from klrl.runs.owner import OwnedElsewhere, living_owner, owning, read_owner
-from klrl.runs.start import OutputFolder
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import (
     ELSEWHERE,
@@ -50,6 +49,7 @@ from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.supervisor import Event
 from klrl.sweep.worker import STOP_FILE
+from klrl.train.start import OutputFolder
 
 
 def run_sweep(args: argparse.Namespace) -> int:
