@@ -126,7 +126,7 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
     assert exits("evaluate", "run", "--episodes", "1") == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert all("no complete checkpoint (frames-000000000128/agent" in line for line in lines)
+    assert all("no complete checkpoint (frames-000000000128/state.saf" in line for line in lines)
     assert rows_of(Path("run")) == before
 
 
