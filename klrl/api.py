@@ -36,7 +36,7 @@ from klrl.runs.machine import check_machine
 from klrl.runs.resume import stored_config
 from klrl.runs.returns import final_return, last_recorded
 from klrl.runs.rows import read_rows
-from klrl.runs.start import run_in_folder
+from klrl.train.start import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from klrl.language.model.pretrained import CausalLM
     from klrl.runs.metrics import Row
     from klrl.train.callbacks import Callback
-    from klrl.train.evaluate import Evaluation
     from klrl.train.policy_kl import PolicyKL
+    from klrl.train.scores import Evaluation
 
     Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
@@ -144,7 +144,7 @@ class Run(os.PathLike[str]):
             An object with ``returns``, one per episode that ended; ``row``, metrics such as
             ``eval/return`` and its standard error ``eval/return_se``; and ``line``, a summary.
         """
-        from klrl.train.evaluate_run import evaluate_run
+        from klrl.train.evaluate import evaluate_run
 
         return evaluate_run(self.folder, overrides, episodes=episodes, sampled=sampled, **how)
 

@@ -65,7 +65,7 @@ _LATE = (
         "control.parts",
         "runs.curves",
     ),
-    *("report.diff", "report.write", "runs.resume", "train.evaluate", "train.loop"),
+    *("report.diff", "report.write", "runs.resume", "train.scores", "train.loop"),
 )
 
 

@@ -26,7 +26,7 @@ def evaluate_command(argv: list[str]) -> int:
     import torch
 
     from klrl.runs.returns import kl_lines
-    from klrl.train.evaluate_run import evaluate_run
+    from klrl.train.evaluate import evaluate_run
     from klrl.train.film import check_film, film_run
 
     torch.set_num_threads(1)

@@ -24,7 +24,7 @@ def record_command(argv: list[str]) -> int:
 
     import torch
 
-    from klrl.train.evaluate_run import evaluate_run
+    from klrl.train.evaluate import evaluate_run
 
     torch.set_num_threads(1)
     how = {name: getattr(args, name) for name in ("episodes", "sampled", "which", "seed", "device")}

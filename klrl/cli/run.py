@@ -14,7 +14,7 @@ from klrl.config.overrides import parse_args, separate
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.runs.start import run_in_folder
+from klrl.train.start import run_in_folder
 
 
 def run_command(argv: list[str]) -> int:

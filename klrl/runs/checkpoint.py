@@ -24,9 +24,8 @@ from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
 from klrl.runs.find import no_checkpoint
-from klrl.runs.folder import UNREADABLE, run_id
+from klrl.runs.folder import STAGING, UNREADABLE, remove_leftovers, run_id
 from klrl.runs.one_run import other_run_error
-from klrl.runs.owner import STAGING, remove_leftovers
 from klrl.runs.state import Component, State
 
 Say = Callable[[str], None]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,16 +21,27 @@ import yaml
 from omegaconf import OmegaConf
 
 from klrl import __version__
-from klrl.base.errors import first_line
-from klrl.base.files import make_folder, read_plain, replace_file, to_update
+from klrl.base.errors import ConfigError, first_line
+from klrl.base.files import make_folder, read_plain, refuse_link, replace_file, to_update
 from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
 from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
-from klrl.runs.owner import Claim, owning, process_start, read_owner
+from klrl.runs.owner import OWNER_FILE, Claim, living_owner, owning
 
+#: Files that klrl writes in place, and folders that it writes into; none of them may be a link.
+_IN_PLACE = (OWNER_FILE, "metrics.jsonl", "samples.jsonl", "log.txt")
+_FOLDERS = (".hydra", "tensorboard", "videos", "wandb", "checkpoints/last", "checkpoints/best")
+#: Prefix of the names of temporary folders.
+STAGING = ".staging-"
+#: Temporary files and folders that a killed owner may leave.
+_LEFTOVERS = (
+    f"checkpoints/{STAGING}*",
+    *("manifest.tmp", "metrics.tmp", "samples.tmp"),
+    *(".hydra/config.tmp", ".hydra/overrides.tmp", ".curves.png-*"),
+)
 #: Packages whose versions a manifest records; the last three belong to the extra ``language``.
 _PACKAGES = (
     *("torch", "torchrl", "tensordict", "gymnasium", "mujoco", "hydra-core", "wandb", "numpy"),
@@ -163,8 +175,7 @@ class RunFolder:
         status = str(self.manifest.get("status"))
         if status != "running":
             return status
-        owner = read_owner(self.place)
-        return "running" if owner is not None and owner.alive else "interrupted"
+        return "running" if living_owner(self.place) else "interrupted"
 
     @property
     def checkpointed(self) -> int:
@@ -175,11 +186,20 @@ class RunFolder:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Own the folder by :func:`klrl.runs.owner.owning`, unless this object already owns it."""
+        """Own the folder by :func:`klrl.runs.owner.owning`, unless this object already owns it.
+
+        Removes the temporary files that a killed owner left.
+        """
         if self._claim is not None:
             yield
             return
-        with owning(self.place) as self._claim:
+        setting = f"folder={self.path}"
+        try:
+            _refuse_links(self.place, setting)
+        except OSError as error:
+            raise ConfigError(f"{setting}: cannot be written: {error}") from error
+        with owning(self.place, setting) as self._claim:
+            remove_leftovers(self.place)
             try:
                 yield
             except OSError:
@@ -232,7 +252,6 @@ class RunFolder:
             "klrl": before.get("klrl", __version__),
             "status": "running",
             "pid": os.getpid(),
-            "pid_started": process_start(os.getpid()),
             "seed": config.seed,
             "host": platform.node(),
             "argv": before.get("argv", start["argv"]),
@@ -288,6 +307,32 @@ class RunFolder:
         replace_file(self._manifest, _as_text(manifest))
         self._stored[self._manifest] = read_plain(self._manifest)
         self._last_written = manifest
+
+
+def _refuse_links(run: Path, setting: str) -> None:
+    for name in (*_IN_PLACE, *_FOLDERS):
+        refuse_link(run / name, f"{setting}: {name}")
+    for name in _IN_PLACE:
+        path = run / name
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{setting}: {name} is not a regular file; move it away")
+    checkpoints = run / "checkpoints"  # may be a link, for example to a larger disk
+    elsewhere = checkpoints.resolve().parent
+    if checkpoints.is_symlink() and (elsewhere / "metrics.jsonl").exists():
+        raise ConfigError(
+            f"{setting}: checkpoints is a link into the run {elsewhere}, whose entries would be "
+            "removed; replace it with a copy"
+        )
+
+
+def remove_leftovers(run: Path) -> None:
+    """Remove the temporary files of a killed process; only the owner may call this."""
+    for pattern in _LEFTOVERS:
+        for path in run.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _as_text(manifest: Manifest) -> str:

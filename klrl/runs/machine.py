@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def check_language_packages(config: LanguageConfig) -> None:
     """Refuse a language job if a package of klrl's extra ``language`` is not installed."""
-    packages = ["transformers", "tokenizers", "safetensors", "filelock"]
+    packages = ["transformers", "tokenizers"]
     for package in [*packages, "peft"] if config.actor.lora.r else packages:
         setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
         require(package, setting, "pip install 'klrl[language]'")

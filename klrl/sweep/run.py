@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, BinaryIO
+from typing import Any
 
 from klrl.base.errors import ConfigError, Interrupted, OwnerError, WorkerError
-from klrl.base.files import to_append, to_update
+from klrl.base.files import to_append
 from klrl.base.interrupt import stop_signals, stops_at_once
 from klrl.base.programs import safe_children
 from klrl.base.text import escaped, warn
@@ -29,10 +29,8 @@ from klrl.config.checks import to_settings
 from klrl.config.compose import Checked, Composer
 from klrl.config.given import Given
 from klrl.config.overrides import Separated, expand, flags, job_name, separate, swept_keys
-from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine, check_package
-from klrl.runs.owner import OwnedElsewhere, lives_here, read_owner
-from klrl.runs.start import OutputFolder
+from klrl.runs.owner import OwnedElsewhere, living_owner, owning, read_owner
 from klrl.sweep.cluster import check_cluster
 from klrl.sweep.jobs import (
     ELSEWHERE,
@@ -51,6 +49,7 @@ from klrl.sweep.ledger import Ledger, ended_line
 from klrl.sweep.queue import check_queue, settle, uses_slurm
 from klrl.sweep.supervisor import Event
 from klrl.sweep.worker import STOP_FILE
+from klrl.train.start import OutputFolder
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -188,7 +187,7 @@ def command_of(args: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def sweep_folder(sweep: Separated) -> Iterator[Path]:
-    """Make and lock the sweep's folder for the context; after an error, remove it if no job began.
+    """Make and own the sweep's folder for the context; after an error, remove it if no job began.
 
     Raises:
         OwnedElsewhere: another process runs the sweep.
@@ -198,36 +197,15 @@ def sweep_folder(sweep: Separated) -> Iterator[Path]:
     folder = OutputFolder(given, setting, "_sweep")
     if sweep.folder and folder.holds_run:
         raise ConfigError(f"{setting}: already has a run; give another folder, or use sweep=NAME")
-    stopped = (ConfigError, KeyboardInterrupt, Interrupted)
     try:
         folder.make()
-        lock = _locked(folder.path / ".lock", setting)
+        with owning(folder.path, setting):
+            yield folder.path
     except OwnedElsewhere:
         raise  # another process owns the files in the folder
-    except stopped:
+    except (ConfigError, KeyboardInterrupt, Interrupted):
         folder.remove_unstarted()
         raise
-    with lock:  # the file stays: a process may have opened it, and wait for this lock
-        try:
-            yield folder.path
-        except stopped:
-            folder.remove_unstarted()
-            raise
-
-
-def _locked(path: Path, setting: str) -> BinaryIO:
-    try:
-        lock = to_update(path)
-    except OSError as error:
-        raise ConfigError(f"{setting}: cannot be written: {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-            return lock
-    except OSError:
-        pass  # another process has the lock, or has removed the file with the folder
-    lock.close()
-    raise OwnedElsewhere(f"{setting}: another process runs it; wait, or stop it")
 
 
 @contextmanager
@@ -268,11 +246,10 @@ def passed_on(folder: Path, jobs: Sequence[Job], by_queue: bool = False) -> Iter
 
 def _pid(job: Job) -> int | None:
     """Return the process id of a job that runs on this machine, outside this process."""
-    run = RunFolder(job.folder)
-    if not run.exists or run.manifest.get("status") != "running" or not lives_here(run.manifest):
+    owner = living_owner(job.folder)
+    if owner is None or (owner.host, owner.pid) == (platform.node(), os.getpid()):
         return None
-    pid = int(run.manifest["pid"])
-    return None if pid == os.getpid() else pid
+    return owner.pid if owner.host == platform.node() else None
 
 
 def check_jobs(jobs: Sequence[list[Given]], args: argparse.Namespace) -> list[Checked]:

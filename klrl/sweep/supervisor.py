@@ -16,7 +16,7 @@ from typing import Protocol
 from klrl.base.errors import WorkerError
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
-from klrl.runs.owner import read_owner
+from klrl.runs.owner import living_owner, read_owner
 from klrl.sweep.jobs import Job, Notice, Outcome, Queued
 from klrl.sweep.worker import STOP_FILE
 
@@ -155,11 +155,10 @@ class Supervisor:
             yield Notice(f"{why}; restarting: {', '.join(names[:5])}{more}")
         jobs = [each.job for each in lost]
         for name, job in list(self._held.items()):
-            owner = read_owner(job.folder)
             if self._stopping:
                 del self._held[name], self._open[name]
                 yield outcome_of(job)
-            elif owner is None or not owner.alive:
+            elif living_owner(job.folder) is None:
                 jobs.append(self._held.pop(name))
         if jobs:
             yield from self._start(jobs)

@@ -19,8 +19,7 @@ from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import stored_config
 from klrl.runs.video import Film, check_encoders, filming
-from klrl.train.evaluate import EvaluationPlan, Starts
-from klrl.train.schedule import Size
+from klrl.train.scores import EvaluationPlan, Size, Starts
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def film_run(
     seed: int = 0,
     device: str = "cpu",
 ) -> Filmed:
-    """Film the first episode that :func:`klrl.train.evaluate_run.evaluate_run` would play.
+    """Film the first episode that :func:`klrl.train.evaluate.evaluate_run` would play.
 
     The arguments are those of ``evaluate_run``. The film is written to ``videos/`` in the run
     folder. It is also sent to the run's loggers, unless the run is still training.

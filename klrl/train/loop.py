@@ -35,10 +35,9 @@ from klrl.runs.progress import Phases
 from klrl.runs.record import Recorder, recording, recording_status
 from klrl.runs.state import Component
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import Evaluation, Starts
-from klrl.train.evaluations import Evaluations
 from klrl.train.learner import Learner
-from klrl.train.schedule import MANY, Size
+from klrl.train.schedule import MANY, Evaluations
+from klrl.train.scores import Evaluation, Size, Starts
 
 
 @dataclass(frozen=True)

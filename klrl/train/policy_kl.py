@@ -24,9 +24,8 @@ from klrl.domains import Domain, domain_of
 from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
-from klrl.train.evaluate import EvaluationPlan, Scores, Starts, mean_over_states
-from klrl.train.evaluate_run import stored_job
-from klrl.train.schedule import Size
+from klrl.train.evaluate import stored_job
+from klrl.train.scores import EvaluationPlan, Scores, Size, Starts, mean_over_states
 
 #: Divergence -> the template of its printed name; {0} and {1} are the two policies.
 NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv": "tv"}

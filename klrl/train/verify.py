@@ -20,8 +20,8 @@ from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.resume import edited_settings
 from klrl.runs.rows import read_rows
-from klrl.train.evaluate import CLOSING, EvaluationPlan
 from klrl.train.schedule import schedule
+from klrl.train.scores import CLOSING, EvaluationPlan
 
 #: Allowed relative difference of a repeated evaluation on the run's machine and versions. Rounding
 #: differs on other machines and versions, so there the allowed difference is one standard error.

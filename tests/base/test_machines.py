@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from klrl.runs import owner
-from klrl.runs.owner import process_start
-
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-def test_without_proc_a_process_is_known_by_its_start(monkeypatch) -> None:
-    on_linux = process_start(os.getpid())
-    monkeypatch.setattr(owner, "_PROCESSES", Path("nowhere"))
-    started = process_start(os.getpid())
-    assert started != on_linux
-    assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}", started)
-    assert process_start(os.getpid()) == started
-    this = {"pid": os.getpid(), "pid_started": started}
-    assert owner.lives_here(this)
-    assert not owner.lives_here(this | {"pid_started": "Thu Jan  1 00:00:00 1970"})
-
-    child = subprocess.Popen(["sleep", "60"])
-    assert process_start(child.pid) is not None
-    child.send_signal(signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert process_start(child.pid) is None, "ended, not yet collected"
-    child.wait()
-    assert process_start(child.pid) is None
 
 
 @pytest.mark.parametrize("words", [["-m", "klrl", "--version"], ["-m", "klrl", "evaluate", "run"]])

@@ -10,9 +10,8 @@ from torch.distributions import kl_divergence
 from torchrl.envs import ExplorationType, set_exploration_type
 
 from klrl.control.run.evaluate import evaluate_policy
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, EvaluationPlan, Starts
 from klrl.train.loop import Training
-from klrl.train.schedule import Size
+from klrl.train.scores import CLOSING, IN_RUN, Evaluation, EvaluationPlan, Size, Starts
 from tests.agents import moved
 
 CPU, FOUR = torch.device("cpu"), Size(4)

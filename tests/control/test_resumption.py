@@ -156,13 +156,13 @@ def test_a_damaged_state_costs_a_checkpoint_and_no_bit(capsys) -> None:
     klrl.run(*WORDS, folder=WHOLE)
     with pytest.raises(KeyboardInterrupt):
         klrl.run(*WORDS, folder=PART, callbacks=[EndsAt(4)])
-    newest = max((PART / "checkpoints" / "last").iterdir()) / "rollout.safetensors"
+    newest = max((PART / "checkpoints" / "last").iterdir()) / "state.safetensors"
     newest.write_bytes(flipped(newest.read_bytes()))
     capsys.readouterr()
     assert exits(f"resume={PART}") == 0
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
-    assert "rollout.safetensors: its SHA-256 does not match" in line
+    assert "state.safetensors: its SHA-256 does not match" in line
     assert "resumed at 128 frames" in said.out
     assert compare_bits(WHOLE, PART)[0]
 

@@ -11,8 +11,7 @@ import torch
 from klrl.control.policy.acting import LARGE, NumpyActing, TorchActing, make_acting
 from klrl.control.run.evaluate import evaluate_policy
 from klrl.control.run.parts import ControlParts
-from klrl.train.evaluate import EvaluationPlan, Starts
-from klrl.train.schedule import Size
+from klrl.train.scores import EvaluationPlan, Size, Starts
 from tests.device import standin
 
 STEPS = 20

@@ -16,7 +16,7 @@ from klrl.kl import exact_kl
 from klrl.kl.divergences import over_actions
 from klrl.kl.from_logits import Other, log_probs_and_kls
 from klrl.kl.measure import mean_kl
-from klrl.train.evaluate import mean_over_states
+from klrl.train.scores import mean_over_states
 
 OFF = -torch.inf
 #: Two rows: in the first one forbids an action that rounds to 0 in the other; in the second both

@@ -9,10 +9,9 @@ import pytest
 from klrl.language.run.evaluate import Player, places
 from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
-from klrl.train.evaluate import CLOSING, IN_RUN, Starts
-from klrl.train.evaluate_run import evaluate_run
+from klrl.train.evaluate import evaluate_run
 from klrl.train.loop import Training
-from klrl.train.schedule import Size
+from klrl.train.scores import CLOSING, IN_RUN, Size, Starts
 from tests.language.conftest import LENGTHS
 
 pytestmark = pytest.mark.integration

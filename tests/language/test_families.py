@@ -20,7 +20,7 @@ from klrl.language.run import scoring
 from klrl.language.run.sampler import CacheSampler, Decoding, SharedCache, SpecialTokens
 from klrl.language.run.scoring import self_check
 from klrl.runs.rows import read_rows
-from klrl.train.evaluate_run import evaluate_run
+from klrl.train.evaluate import evaluate_run
 from tests.language.conftest import LENGTHS
 from tests.language.families import tiny
 from tests.language.toys import GROUP, of_tokens, prompts, rollout, truth

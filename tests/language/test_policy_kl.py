@@ -15,7 +15,7 @@ from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import evaluate
 from klrl.language.run.export import export_run
 from klrl.language.run.verify import verify_run
-from klrl.train.evaluate_run import evaluate_run
+from klrl.train.evaluate import evaluate_run
 from klrl.train.policy_kl import kl_between
 from tests.runs.commands import rows_of
 

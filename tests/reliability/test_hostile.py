@@ -274,7 +274,7 @@ INPUTS = [
     Given("a secret as id", settings("run", env__id="${oc.env:KLRL_SECRET}"), "evaluate"),
     Given("a secret as init", settings("run", actor__init="${oc.env:KLRL_SECRET}"), "resume"),
     Given("a pickle in an entry", bomb(ENTRIES, "agent.pt"), "evaluate"),
-    Given("weights are a pickle", bomb("lm/checkpoints/*/*", "agent.safetensors"), "resume lm"),
+    Given("weights are a pickle", bomb("lm/checkpoints/*/*", "state.safetensors"), "resume lm"),
     Given("a pickle beside a model", bomb("model", "pytorch_model.bin"), "lm"),
     Given("code of a model", code_in_model, "lm"),
     Given("a template that calls os", write("model/chat_template.jinja", JINJA), "lm"),
@@ -290,7 +290,7 @@ INPUTS = [
     Given("a deep list", write("run/.hydra/config.yaml", "[" * 20000), "evaluate"),
     Given("a deep manifest", write("run/manifest.json", '{"status": ' + "[" * 100000), "ls"),
     Given("a folder's name", renamed("a\x1b]0;pwned\x07\x1b[2J"), "ls"),
-    Given("a bit of the weights", flip(f"{ENTRIES}/agent.safetensors", 0.7), "evaluate"),
+    Given("a bit of the weights", flip(f"{ENTRIES}/state.safetensors", 0.7), "evaluate"),
     Given("a bit of a state", flip(f"{ENTRIES}/state.json", 0.5), "resume"),
     Given("a bit of the rows", flip("run/metrics.jsonl", 0.5), "diff"),
 ]  # fmt: skip

@@ -120,13 +120,7 @@ def randomised(content: bytes) -> bytes:
 
 
 DAMAGES = (emptied, cut, flipped, zeroed, randomised)
-FILES = (
-    "agent.safetensors",
-    "optimizer.safetensors",
-    "rng.safetensors",
-    "state.json",
-    "manifest.json",
-)
+FILES = ("state.safetensors", "state.json", "manifest.json")
 
 
 class Payload:

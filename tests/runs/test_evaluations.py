@@ -16,8 +16,7 @@ from klrl.control.run.parts import ControlParts
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import CLOSING, IN_RUN, EvaluationPlan
-from klrl.train.schedule import Size
+from klrl.train.scores import CLOSING, IN_RUN, EvaluationPlan, Size
 from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, manifest_of
 
@@ -127,7 +126,7 @@ def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> Non
 def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
     """Its start states say that the last policy is the best; those of the run, the first."""
     from klrl.domains import CONTROL
-    from klrl.train.evaluate import Evaluation
+    from klrl.train.scores import Evaluation
 
     returns = iter([-1.0, -2.0, -3.0])
 
@@ -200,7 +199,7 @@ def best_of(run: str) -> tuple[int, float]:
 def test_the_best_of_a_resumed_run_is_that_of_its_rows(words, returns, best, monkeypatch) -> None:
     """Whatever was after the checkpoint ``last``, at 192 frames, did not happen."""
     from klrl.domains import CONTROL
-    from klrl.train.evaluate import Evaluation
+    from klrl.train.scores import Evaluation
 
     class Killed(Callback):
         def iterated(self, training, row, batch) -> None:

@@ -15,7 +15,7 @@ from klrl.report.listing import entries
 from klrl.report.runs import find_runs
 from klrl.runs.folder import RunFolder
 from klrl.runs.resume import stored_config
-from klrl.runs.start import OutputFolder
+from klrl.train.start import OutputFolder
 
 BROKEN = {
     "domain": ({"domain": "chess"}, "names the domain 'chess', unknown to this version of klrl"),

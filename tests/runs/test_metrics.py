@@ -31,8 +31,8 @@ from klrl.runs.metrics import METRICS, PANELS, Metric, metrics_of
 from klrl.runs.progress import Progress
 from klrl.runs.record import summary
 from klrl.runs.wandb_logger import wandb_run
-from klrl.train.evaluate import Evaluation
 from klrl.train.loop import Rewards, Training
+from klrl.train.scores import Evaluation
 from tests.losses.test_policy import loss_of
 from tests.report.toys import rows_of, write_run
 from tests.runs.commands import exits

@@ -11,7 +11,7 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 import klrl
 from klrl.base.seeds import derived_seed
 from klrl.control.env.gym_make import make_gym
-from klrl.train.evaluate_run import evaluate_run
+from klrl.train.evaluate import evaluate_run
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 

@@ -1,6 +1,7 @@
 """One process writes a run folder: who owns it, and when it is taken over."""
 
-import itertools
+import errno
+import fcntl
 import json
 import os
 import platform
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,15 @@ import pytest
 from klrl.base.errors import ConfigError, OwnerError
 from klrl.runs import owner
 from klrl.runs.folder import RunFolder
-from klrl.runs.owner import OWNER_FILE, SILENT_SECONDS, Claim, OwnedElsewhere, owning, process_start
+from klrl.runs.owner import (
+    OWNER_FILE,
+    SILENT_SECONDS,
+    Claim,
+    OwnedElsewhere,
+    living_owner,
+    owning,
+    read_owner,
+)
 from tests.conftest import QUICK
 from tests.runs.commands import child, exits, manifest_of, rows_of
 
@@ -27,9 +38,9 @@ LONG += ["frames=10_000_000", "learner.compile=false", "checkpoint.every=1000000
 
 
 def name_owner(silent: int = 0, **changes: object) -> None:
-    """An owner file as another process would have left it, silent for some seconds."""
-    entry = {"host": platform.node(), "pid": os.getppid(), "job": None, "restarts": 0}
-    entry |= {"pid_started": process_start(os.getppid()), "heartbeat": int(time.time()) - silent}
+    """An owner file as process 4 of another machine would have left it, silent for some seconds."""
+    entry = {"host": "elsewhere", "pid": 4, "job": None, "restarts": 0}
+    entry |= {"heartbeat": int(time.time()) - silent}
     RUN.mkdir(exist_ok=True)
     (RUN / OWNER_FILE).write_text(json.dumps(entry | changes))
 
@@ -38,19 +49,38 @@ def owner_now() -> dict:
     return json.loads((RUN / OWNER_FILE).read_text())
 
 
+def owned() -> AbstractContextManager[Claim]:
+    return owning(RUN, "folder=run")
+
+
+@pytest.fixture
+def locked() -> Iterator[None]:
+    """The lock as a process of this machine holds it."""
+    RUN.mkdir()
+    with (RUN / OWNER_FILE).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture
+def without_locks(monkeypatch) -> None:
+    """As on Lustre without its option flock."""
+
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+
+
 def test_the_owner_is_named_while_the_folder_is_owned_and_not_after(monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    with owning(RUN):
+    with owned():
         told = owner_now()
         assert abs(told.pop("heartbeat") - time.time()) < 5
-        started = process_start(os.getpid())
-        if Path("/proc/self").exists():
-            assert started == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
         assert told == {
             "host": platform.node(),
             "pid": os.getpid(),
-            "pid_started": started,
             "job": "77",
             "restarts": 2,
         }
@@ -59,7 +89,7 @@ def test_the_owner_is_named_while_the_folder_is_owned_and_not_after(monkeypatch)
 
 def test_the_heartbeat_is_renewed(monkeypatch) -> None:
     monkeypatch.setattr(owner, "BEAT_SECONDS", 0.01)
-    with owning(RUN):
+    with owned():
         first = owner_now()["heartbeat"]
         deadline = time.monotonic() + 10
         while owner_now()["heartbeat"] == first and time.monotonic() < deadline:
@@ -67,38 +97,49 @@ def test_the_heartbeat_is_renewed(monkeypatch) -> None:
         assert owner_now()["heartbeat"] > first
 
 
-def test_the_lock_alone_refuses_a_second_owner() -> None:
-    """Whatever stands in the file, as where two containers have one host name."""
-    with owning(RUN):
-        name_owner(pid=2**22, pid_started="0")
-        with pytest.raises(OwnedElsewhere, match="is still running it"):
-            Claim(RUN)
+@pytest.mark.usefixtures("locked")
+@pytest.mark.parametrize("silent", [0, 10 * SILENT_SECONDS])
+@pytest.mark.parametrize("host", [platform.node(), "elsewhere"])
+def test_the_lock_alone_refuses_a_second_owner(host: str, silent: int) -> None:
+    """Whatever the file says: a process that is suspended is silent, and holds the lock."""
+    name_owner(silent, host=host)
+    assert living_owner(RUN) is not None
+    with pytest.raises(OwnedElsewhere, match=r"process 4 .* is still running it"), owned():
+        pass
 
 
-def test_without_locks_the_file_decides(monkeypatch) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_the_heartbeat_decides() -> None:
+    for host in (platform.node(), "elsewhere"):
+        name_owner(SILENT_SECONDS - 9, host=host)
+        assert living_owner(RUN) is not None
+        with pytest.raises(OwnedElsewhere, match="process 4 "), owned():
+            pass
+        name_owner(SILENT_SECONDS + 1, host=host)
+        assert living_owner(RUN) is None
+        with owned() as claim:
+            claim.check()
+            assert living_owner(RUN).pid == os.getpid()
+        assert not (RUN / OWNER_FILE).exists()
 
-    monkeypatch.setattr(owner.fcntl, "flock", no_locks)
-    name_owner()
-    with pytest.raises(OwnedElsewhere, match=f"process {os.getppid()} "):
-        Claim(RUN)
+
+def test_who_asks_for_the_owner_is_in_nobodys_way() -> None:
+    """A process that asks has the lock for an instant."""
+    name_owner(host=platform.node())
+    with (RUN / OWNER_FILE).open() as asking:
+        fcntl.flock(asking, fcntl.LOCK_EX)
+        threading.Timer(0.1, fcntl.flock, (asking, fcntl.LOCK_UN)).start()
+        with owned():
+            assert owner_now()["pid"] == os.getpid()
 
 
-@pytest.mark.parametrize(
-    "alive",
-    [
-        {},
-        {"host": "elsewhere", "pid": 1, "silent": SILENT_SECONDS // 3},
-        {"host": "elsewhere", "pid": 1, "job": "77"},  # two steps of one job
-        {"host": "elsewhere", "pid": 1, "job": "78"},
-    ],
-)
+@pytest.mark.parametrize("alive", [{"silent": SILENT_SECONDS // 3}, {"job": "77"}, {"job": "78"}])
 def test_a_living_owner_keeps_the_folder(alive, monkeypatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")  # 77: two steps of one job
     name_owner(**alive)
     before = (RUN / OWNER_FILE).read_bytes()
-    with pytest.raises(OwnedElsewhere) as refused, owning(RUN):
+    assert living_owner(RUN).pid == 4
+    with pytest.raises(OwnedElsewhere) as refused, owned():
         pass
     line = str(refused.value)
     assert "\n" not in line
@@ -111,24 +152,23 @@ def test_a_living_owner_keeps_the_folder(alive, monkeypatch) -> None:
 @pytest.mark.parametrize(
     "dead",
     [
-        {"pid": 2**22 + 1},
-        {"pid_started": "1"},
-        {"host": "elsewhere", "pid": 1, "heartbeat": int(time.time()) - SILENT_SECONDS - 1},
-        {"host": "elsewhere", "pid": 1, "job": "77", "restarts": 0},
+        {"host": platform.node()},
+        {"silent": SILENT_SECONDS + 1},
+        {"job": "77", "restarts": 0},
     ],
 )
 def test_a_dead_owner_is_taken_over_and_one_line_says_so(dead, capsys, monkeypatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     name_owner(**dead)
-    pid = owner_now()["pid"]
-    with owning(RUN):
+    assert living_owner(RUN) is None
+    with owned():
         assert owner_now()["pid"] == os.getpid()
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"run: taken over from process {pid} (")
+    assert line.startswith("run: taken over from process 4 (")
 
 
-ENDLESS = '{"host": "", "pid": 1e999, "pid_started": 1, "job": 1, "restarts": 0, "heartbeat": 0}'
+ENDLESS = '{"host": "", "pid": 1e999, "job": 1, "restarts": 0, "heartbeat": 0}'
 NOBODY = ["", "{", "[]", '{"pid": 1}', "\0\0", "[" * 4000, ENDLESS]
 
 
@@ -136,40 +176,23 @@ NOBODY = ["", "{", "[]", '{"pid": 1}', "\0\0", "[" * 4000, ENDLESS]
 def test_an_owner_file_that_names_nobody_owns_nothing(content: str, capsys) -> None:
     RUN.mkdir()
     (RUN / OWNER_FILE).write_text(content)
-    with owning(RUN):
+    with owned():
         assert owner_now()["pid"] == os.getpid()
     assert not capsys.readouterr().err
 
 
-def test_who_slept_while_another_took_over_writes_nothing_more(monkeypatch) -> None:
-    with owning(RUN) as claim:
+def test_who_slept_while_another_took_over_writes_nothing_more() -> None:
+    with owned() as claim:
         claim.check()
-        name_owner(host="elsewhere", pid=4)
-        monkeypatch.setattr(time, "time", lambda: owner_now()["heartbeat"] + SILENT_SECONDS)
+        name_owner()
         with pytest.raises(OwnerError, match=r"process 4 \(on elsewhere"):
             claim.check()
     assert owner_now()["pid"] == 4, "it is the other's"
 
 
-def test_who_wakes_does_not_take_its_own_beat_for_anothers(monkeypatch) -> None:
-    """Both threads beat at once then: the training loop's and the renewing one."""
-    seconds = itertools.count(int(time.time()) + 1)
-    with owning(RUN) as claim:
-        monkeypatch.setattr(time, "time", lambda: next(seconds))
-        threads = [
-            threading.Thread(target=lambda: [claim._beat() for _ in range(1000)]) for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        claim._seen = 0  # as after a sleep
-        claim.check()
-
-
 @pytest.mark.parametrize("move", [shutil.rmtree, lambda run: run.rename("elsewhere")])
 def test_a_run_whose_folder_is_deleted_or_moved_ends(move) -> None:
-    with owning(RUN) as claim:
+    with owned() as claim:
         claim.check()
         move(RUN)
         with pytest.raises(OwnerError, match="run: was moved or deleted"):
@@ -189,7 +212,7 @@ def _pipe() -> None:
 
 
 def _another() -> None:
-    name_owner(host="elsewhere", pid=4)
+    name_owner()
 
 
 @pytest.mark.timeout(20)
@@ -197,7 +220,7 @@ def _another() -> None:
 def test_an_owner_whose_file_is_gone_has_lost_the_folder(make) -> None:
     """Another run may be there; what stands in its place stays."""
     told = r"process 4 \(on elsewhere.*took the" if make is _another else "or its owner.json was"
-    with owning(RUN) as claim:
+    with owned() as claim:
         (RUN / OWNER_FILE).unlink()
         make()
         with pytest.raises(OwnerError, match=told):
@@ -210,8 +233,8 @@ def test_an_owner_file_without_end_is_not_read(monkeypatch) -> None:
     RUN.mkdir()
     with (RUN / OWNER_FILE).open("wb") as file:
         file.truncate(30 * 10**9)
-    assert owner.read_owner(RUN) is None
-    with owning(RUN):
+    assert read_owner(RUN) is None
+    with owned():
         assert owner_now()["pid"] == os.getpid()
 
 
@@ -226,7 +249,7 @@ def test_nothing_of_somebody_else_is_written_through_a_link(name: str) -> None:
     Path("precious").mkdir()
     (RUN / name).parent.mkdir(parents=True)
     (RUN / name).symlink_to(Path("precious").resolve())
-    with pytest.raises(ConfigError, match=rf"folder=run: {name} is a link"), owning(RUN):
+    with pytest.raises(ConfigError, match=rf"folder=run: {name} is a link"), RunFolder(RUN).owned():
         pass
     assert not list(Path("precious").iterdir())
 
@@ -235,10 +258,13 @@ def test_another_runs_checkpoints_are_not_written_through_a_link() -> None:
     Path("other/checkpoints").mkdir(parents=True)
     RUN.mkdir()
     (RUN / "checkpoints").symlink_to(Path("other/checkpoints").resolve())
-    with owning(RUN):
+    with RunFolder(RUN).owned():
         pass  # a folder on a larger disk
     Path("other/metrics.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="checkpoints is a link into the run"), owning(RUN):
+    with (
+        pytest.raises(ConfigError, match="checkpoints is a link into the run"),
+        RunFolder(RUN).owned(),
+    ):
         pass
 
 
@@ -246,15 +272,18 @@ def test_another_runs_checkpoints_are_not_written_through_a_link() -> None:
 def test_an_owner_file_that_is_a_pipe_is_not_waited_for() -> None:
     RUN.mkdir()
     os.mkfifo(RUN / OWNER_FILE)
-    assert owner.read_owner(RUN) is None
-    with pytest.raises(ConfigError, match="owner.json is not a regular file"), owning(RUN):
+    assert read_owner(RUN) is None
+    with (
+        pytest.raises(ConfigError, match="owner.json is not a regular file"),
+        RunFolder(RUN).owned(),
+    ):
         pass
 
 
 def test_a_child_that_outlives_the_owner_does_not_keep_the_lock() -> None:
     code = (
         "import os, time\nfrom pathlib import Path\nfrom klrl.runs.owner import Claim\n"
-        "Path('run').mkdir()\nClaim(Path('run'))\n"
+        "Path('run').mkdir()\nClaim(Path('run'), 'run')\n"
         "read, write = os.pipe()\n"
         "if os.fork() == 0:\n    os.write(write, b'1')\n    time.sleep(60)\n    os._exit(0)\n"
         "os.read(read, 1)\n"  # the child is past what runs in it after the fork
@@ -263,7 +292,7 @@ def test_a_child_that_outlives_the_owner_does_not_keep_the_lock() -> None:
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     assert process.wait(timeout=60) == -signal.SIGKILL
     try:
-        with owning(RUN):
+        with owned():
             assert owner_now()["pid"] == os.getpid()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -277,11 +306,11 @@ def test_the_owner_removes_what_a_kill_left_and_nothing_else() -> None:
         (RUN / name / "x").touch()
     (RUN / "manifest.tmp").touch()
     name_owner()
-    with pytest.raises(ConfigError), owning(RUN):
+    with pytest.raises(ConfigError), RunFolder(RUN).owned():
         pass
     assert all((RUN / name / "x").exists() for name in (*left, *kept))
     (RUN / OWNER_FILE).unlink()
-    with owning(RUN):
+    with RunFolder(RUN).owned():
         assert not any((RUN / name).exists() for name in (*left, "manifest.tmp"))
         assert all((RUN / name / "x").exists() for name in kept)
 
@@ -318,7 +347,7 @@ def test_of_two_resumes_at_once_one_trains_and_the_other_is_refused() -> None:
 def test_a_fresh_run_leaves_the_folder_of_one_that_is_beginning_alone(capsys) -> None:
     RUN.mkdir()
     (RUN / "notes").touch()
-    with owning(RUN):  # its manifest is not yet written
+    with owned():  # its manifest is not yet written
         before = sorted(RUN.iterdir())
         assert exits(*QUICK, "hydra.run.dir=run") == 2
         assert sorted(RUN.iterdir()) == before

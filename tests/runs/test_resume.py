@@ -23,7 +23,7 @@ def test_rows_after_the_checkpoint_are_made_again_after_a_kill() -> None:
     with Path("run/metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({**rows[-1], "frames": 320, "iteration": 5, "reward/raw": 99.0}))
         file.write('\n{"frames": 38')
-    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1, "pid_started": "0"}
+    manifest = manifest_of(Path("run")) | {"status": "running", "pid": 1}
     Path("run/manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert exits("resume=run", "frames=384") == 0
     after = rows_of(Path("run"))
@@ -126,7 +126,7 @@ def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys)
     assert exits("evaluate", "run", "--episodes", "1") == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
-    assert all("no complete checkpoint (frames-000000000128/agent" in line for line in lines)
+    assert all("no complete checkpoint (frames-000000000128/state.saf" in line for line in lines)
     assert rows_of(Path("run")) == before
 
 

@@ -141,7 +141,7 @@ def test_a_terminal_that_is_gone_does_not_stop_the_stopping(monkeypatch) -> None
 def signal_in(monkeypatch, target: str) -> None:
     """SIGTERM as a function of klrl is called."""
     import klrl.runs.record
-    from klrl.train.evaluations import Evaluations
+    from klrl.train.schedule import Evaluations
 
     owner = {"during": Evaluations, "_draw": klrl.runs.record, "summary": klrl.runs.record}[target]
     function = getattr(owner, target)

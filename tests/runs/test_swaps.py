@@ -1,7 +1,6 @@
 """Every file of a run that is swapped for one of a run of equal settings is refused, or told."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -35,8 +34,7 @@ def runs(tmp_path_factory) -> Path:
         run = manifest_of(root / name).get("id")
         sample = {"run": run, "frames": 64, "response": name}
         (root / name / "samples.jsonl").write_text(json.dumps(sample) + "\n")
-        gone = {"host": os.uname().nodename, "pid": 4_000_000 + seed, "pid_started": name}
-        owner = {**gone, "job": None, "restarts": 0, "heartbeat": 0}
+        owner = {"host": name, "pid": seed, "job": None, "restarts": 0, "heartbeat": 0}
         (root / name / "owner.json").write_text(json.dumps(owner))
     return root
 

@@ -1,7 +1,6 @@
 """A sweep's folder from elsewhere: nothing in it is written through, and no pickle is loaded."""
 
 import dataclasses
-import fcntl
 import json
 import os
 import pickle
@@ -38,8 +37,8 @@ def is_untouched(precious: Path) -> bool:
 @pytest.mark.parametrize(
     ("name", "to", "words"),
     [
-        (".lock", "file", ()),
-        (".lock", "new", ()),
+        ("owner.json", "file", ()),
+        ("owner.json", "new", ()),
         (".submitit", ".", ("launcher=submitit", "launcher.cluster=local")),
         ("study.journal", "file", SEARCH),
         ("job", ".", ()),
@@ -174,22 +173,3 @@ def test_a_jobs_outcome_comes_back_as_json() -> None:
     (outcome,) = FOLDER.glob(".submitit/*/*_outcome.json")
     assert json.loads(outcome.read_text())["status"] == "finished"
     assert list(jobs_of()) == ["job"]
-
-
-def test_the_lock_of_a_sweep_is_one_file(precious: Path, monkeypatch) -> None:
-    """A process that has opened it before another sweep ended holds the same lock as the next."""
-    assert sweep("frames=64") == 0
-    first = (FOLDER / ".lock").stat().st_ino
-    with (FOLDER / ".lock").open() as waiting:
-        assert sweep("frames=64") == 0
-        assert (FOLDER / ".lock").stat().st_ino == first
-        fcntl.flock(waiting, fcntl.LOCK_EX)
-        assert sweep("frames=64") == 2
-    flock = fcntl.flock
-
-    def late(file, how: int) -> None:
-        (FOLDER / ".lock").unlink()  # as where the folder was removed meanwhile
-        flock(file, how)
-
-    monkeypatch.setattr("klrl.sweep.run.fcntl.flock", late)
-    assert sweep("frames=64") == 2

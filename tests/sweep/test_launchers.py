@@ -11,7 +11,7 @@ import pytest
 from klrl.config import JoblibConfig
 from klrl.config.compose import job_config
 from klrl.report.runs import find_runs
-from klrl.runs.owner import process_start
+from klrl.runs.owner import living_owner
 from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import joblib
 from klrl.sweep.worker import hold_device
@@ -118,10 +118,10 @@ def test_joblibs_jobs_end_with_a_sweep_that_is_killed() -> None:
     command = [sys.executable, "-m", "klrl", "-m", "sweep=a", *QUICK, *words]
     process = subprocess.Popen([*command, "launcher=joblib", "launcher.n_jobs=2"])
     wait_for(lambda: sum(run.metrics.exists() for run in jobs_of().values()) == 2)
-    workers = [run.manifest["pid"] for run in jobs_of().values()]
     process.kill()
     process.wait()
-    wait_for(lambda: not any(map(process_start, workers)), 60)
+    paths = [run.path for run in jobs_of().values()]
+    wait_for(lambda: not any(map(living_owner, paths)), 60)
     runs = jobs_of()
     assert len(runs) == 2
     for run in runs.values():

@@ -1,10 +1,12 @@
 """Sweeps: their folders, what a second start does, how they fail and stop."""
 
+import errno
+import fcntl
 import json
 import os
-import platform
 import shutil
 import signal
+import time
 import weakref
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +22,7 @@ from klrl.config.given import Given, quoted
 from klrl.config.identity import NUMERICS, settings_hash
 from klrl.config.overrides import expand, job_name, parse, parse_args
 from klrl.runs.folder import RunFolder
+from klrl.runs.owner import SILENT_SECONDS, owning
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import make_jobs
@@ -269,7 +272,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
     assert sweep("seed=0,1") == 1
     said = capfd.readouterr().out
     assert "1 running in another process" in said
-    assert f"seed=1: kill {os.getppid()} on {platform.node()} ends it" in said
+    assert "seed=1: kill 7 on elsewhere ends it" in said
     assert manifest.read_text() == text
 
 
@@ -319,13 +322,28 @@ def test_a_job_whose_checkpoints_are_on_a_disk_that_is_not_mounted_is_refused(ca
 
 
 def test_two_processes_never_run_one_sweep(capsys) -> None:
-    import fcntl
-
     Path("outputs/a").mkdir(parents=True)
-    with Path("outputs/a/.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with owning(Path("outputs/a"), "sweep=a"):
         assert sweep("seed=0,1") == 2
-    assert "another process runs it" in capsys.readouterr().err
+    assert f"sweep=a: process {os.getpid()} (on " in capsys.readouterr().err
+    assert sweep("seed=0,1") == 0
+
+
+def test_where_nothing_locks_the_heartbeat_decides_for_a_sweep_too(capsys, monkeypatch) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    owner = {"host": "elsewhere", "pid": 7, "job": None, "restarts": 0}
+    Path("outputs/a").mkdir(parents=True)
+    path = Path("outputs/a/owner.json")
+    path.write_text(json.dumps(owner | {"heartbeat": int(time.time())}))
+    assert sweep("seed=0") == 2
+    assert "sweep=a: process 7 (on elsewhere, seen " in capsys.readouterr().err
+    path.write_text(json.dumps(owner | {"heartbeat": int(time.time()) - SILENT_SECONDS - 1}))
+    assert sweep("seed=0") == 0
+    assert "outputs/a: taken over from process 7 (on elsewhere" in capsys.readouterr().err
+    assert not path.exists()
 
 
 def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from klrl.domains import CONTROL, LANGUAGE, Domain
-from klrl.train.evaluate import CLOSING, IN_RUN, Scores, Starts, evaluation
+from klrl.train.scores import CLOSING, IN_RUN, Scores, Starts, evaluation
 
 RETURNS = [3.5, -1.0, 0.25, 8.0]
 

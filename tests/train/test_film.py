@@ -13,7 +13,7 @@ from PIL import Image, ImageSequence
 
 from klrl.base.errors import ConfigError
 from klrl.runs.video import filming
-from klrl.train.evaluate_run import evaluate_run
+from klrl.train.evaluate import evaluate_run
 from klrl.train.film import check_film, film_run
 from tests.conftest import QUICK
 from tests.runs.commands import exits

@@ -9,7 +9,8 @@ from klrl.config import JobConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.domains import CONTROL, LANGUAGE
-from klrl.train.schedule import Schedule, Size, fitting, schedule
+from klrl.train.schedule import Schedule, fitting, schedule
+from klrl.train.scores import Size
 
 
 def of(*words: str, longest: int | None) -> Schedule:

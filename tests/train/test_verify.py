@@ -122,14 +122,14 @@ def test_the_faults_of_rows_are_named(run: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_named(run: Path, capsys) -> None:
-    (file,) = run.glob("checkpoints/last/*2048/agent.safetensors")
+    (file,) = run.glob("checkpoints/last/*2048/state.safetensors")
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     shutil.rmtree(run / "checkpoints/best")
     code, out, _ = said(capsys, "verify", "run")
     assert code == 1
-    assert "checkpoint last/frames-000000002048 is damaged (agent.safetensors: " in out
+    assert "checkpoint last/frames-000000002048 is damaged (state.safetensors: " in out
     assert "checkpoint best: no intact entry is left" in out
 
 

@@ -27,7 +27,7 @@ from klrl.control.run.load import trained_agent
 from klrl.control.run.vector import VectorRollout, add_policy
 from klrl.domains import CONTROL
 from klrl.runs.metrics import Row
-from klrl.train.evaluate import Evaluation, EvaluationPlan, Scores, evaluation
+from klrl.train.scores import Evaluation, EvaluationPlan, Scores, evaluation
 
 #: Largest allowed number; the squares in a log-likelihood could overflow float32 above it.
 LARGEST = 1e15

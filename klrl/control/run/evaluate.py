@@ -29,9 +29,9 @@ from klrl.control.run.preflight import MOST_JOINT, control_config, policy_kind
 from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
-from klrl.train.evaluate import REFERENCE_KLS, Evaluation, EvaluationPlan, Scores, evaluation
 from klrl.train.policy_kl import Parties
 from klrl.train.schedule import USUAL_STEPS
+from klrl.train.scores import REFERENCE_KLS, Evaluation, EvaluationPlan, Scores, evaluation
 
 #: Without a TimeLimit, some episodes never end. An episode is cut off after this many steps at the
 #: latest, and then has no score.
@@ -129,7 +129,7 @@ def play(
 
 
 def evaluate_trained(folder: Path, config: Config, plan: EvaluationPlan, which: str) -> Evaluation:
-    """Evaluate a stored policy in ``config.env``; see :mod:`klrl.train.evaluate_run`."""
+    """Evaluate a stored policy in ``config.env``; see :func:`klrl.train.evaluate.evaluate_run`."""
     agent, reference = trained_agent(folder, which, str(plan.device)), None
     if config.has_reference:
         reference = trained_reference(folder, which, str(plan.device)).policy_net

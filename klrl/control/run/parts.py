@@ -39,10 +39,9 @@ from klrl.kl.reference import FrozenReference, Loaded
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.runs.state import Component
-from klrl.train.evaluate import Evaluation, EvaluationPlan, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards, Rollout
-from klrl.train.schedule import Size
+from klrl.train.scores import Evaluation, EvaluationPlan, Size, Starts
 
 if TYPE_CHECKING:
     from klrl.control.run.demonstrations import Demonstrations

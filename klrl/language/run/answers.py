@@ -27,7 +27,7 @@ from klrl.language.run.evaluate import LAYOUT, ROWS, places
 from klrl.language.run.load import Policy, template_of
 from klrl.language.run.rollout import PromptRollout, rescore, texts_of
 from klrl.runs.metrics import Row
-from klrl.train.evaluate import IN_RUN
+from klrl.train.scores import IN_RUN
 
 
 class AnswerRollout(PromptRollout):

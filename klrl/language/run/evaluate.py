@@ -44,18 +44,18 @@ from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, resp
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.checkpoint import load_component
-from klrl.train.evaluate import (
+from klrl.train.policy_kl import Parties
+from klrl.train.scores import (
     CLOSING,
     IN_RUN,
     REFERENCE_KLS,
     Evaluation,
     EvaluationPlan,
     Scores,
+    Size,
     Starts,
     evaluation,
 )
-from klrl.train.policy_kl import Parties
-from klrl.train.schedule import Size
 
 #: Layout and number of rows per forward in evaluations: each row contains one response.
 LAYOUT, ROWS = ScoringLayout(1, False), 32
@@ -173,7 +173,7 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
 def evaluate_trained(
     folder: Path, config: LanguageConfig, plan: EvaluationPlan, which: str
 ) -> Evaluation:
-    """Implement :func:`klrl.train.evaluate_run.evaluate_run` for language runs.
+    """Implement :func:`klrl.train.evaluate.evaluate_run` for language runs.
 
     ``config`` gives the task, and the current folder of the base model.
     """

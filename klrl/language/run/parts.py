@@ -46,10 +46,9 @@ from klrl.runs.find import find_run
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.evaluate import CLOSING, IN_RUN, Evaluation, Starts
 from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards
-from klrl.train.schedule import Size
+from klrl.train.scores import CLOSING, IN_RUN, Evaluation, Size, Starts
 
 _say = partial(print, flush=True)
 

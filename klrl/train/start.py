@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from klrl.base.errors import ConfigError, OwnerError
 from klrl.base.files import expanded
@@ -13,6 +13,9 @@ from klrl.base.imports import collection_paused
 from klrl.config import JobConfig
 from klrl.runs.folder import RunFolder, new_path
 from klrl.runs.owner import OwnedElsewhere
+
+if TYPE_CHECKING:
+    from klrl.train.callbacks import Callback
 
 
 class OutputFolder:
@@ -65,7 +68,7 @@ def run_in_folder(
     *,
     setting: str = "hydra.run.dir",
     argv: Sequence[str] | None = None,
-    callbacks: Sequence[object] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> Path:
     """Run a checked job in a folder; clean the folder up if no run begins.
 
@@ -85,7 +88,7 @@ def run_in_folder(
     try:
         folder.make()
         with collection_paused():
-            loop = importlib.import_module("klrl.train.loop")  # klrl.train imports klrl.runs
+            from klrl.train import loop  # imports torch
         loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
     except (OwnedElsewhere, OwnerError):
         raise  # another process owns the files in the folder, or it is not this run's any more
