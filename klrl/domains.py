@@ -92,10 +92,10 @@ LANGUAGE = Domain(
     digits=4,
     plays=512,
     functions={
-        "preflight": "klrl.language.run.preflight:check_job",
+        "preflight": "klrl.language.run.job_checks:check_job",
         "parts": "klrl.language.run.parts:LanguageParts",
         "load": "klrl.language.run.load:trained_causal_lm",
-        "on_task": "klrl.language.run.preflight:language_on_task",
+        "on_task": "klrl.language.run.job_checks:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
         "between": "klrl.language.run.evaluate:distances",
         "longest": "klrl.language.run.evaluate:longest_episode",

@@ -330,11 +330,10 @@ def language_training(config: JobConfig, policy: Policy) -> Training:
     )
     instead = {
         "make_task": lambda *_: task,
-        "make_sampler": lambda *_: None,
         "preflight_checks": lambda *_, **__: (packed, packed, []),
     }
     make_policy = patch("klrl.language.run.load.make_policy", lambda *_, **__: policy)
-    with make_policy, patch.multiple("klrl.language.run.parts", **instead):
+    with make_policy, patch.multiple("klrl.language.run.build", **instead):
         return Training(config)
 
 
@@ -357,7 +356,10 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
     critic = ValueHead(model) if config.advantage.name == "gae" else None
     heads = [model.head] if critic is None else [model.head, critic.linear]
     load(heads, REF, VALUE)
-    causal = SimpleNamespace(model=model, tokenizer=None, prompt_limit=lambda response: None)
+    tokenizer = SimpleNamespace(pad_token_id=0)
+    causal = SimpleNamespace(
+        model=model, tokenizer=tokenizer, eos=(), prompt_limit=lambda response: None
+    )
     training = language_training(config, Policy(causal, critic))
     reference = training.parts.reference
     if fill is not None and reference is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from klrl.base.text import escaped_lines, warn
 from klrl.cli.evaluate import checked_run
 from klrl.cli.export import add_model, check_language_run
@@ -28,11 +26,8 @@ def verify_command(argv: list[str]) -> int:
         from klrl.language.run.verify import verify_run
 
         record = verify_run(args.run, args.device, args.model)
-    told = {"ok": record.ok, **vars(record)}
-    # json calls ``default`` on each Comparison in the record of a language run.
-    as_json = json.dumps(told, indent=1, default=vars)
-    print(as_json if args.json else escaped_lines("\n".join(record.lines)))
-    if record.ok:
+    print(escaped_lines("\n".join(record.lines)))
+    if not record.problems:
         return DONE
     warn(f"klrl verify: the record of {args.run} is wrong")
     return FAILED
@@ -49,5 +44,4 @@ def parser() -> Parser:
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     add_model(parser)
-    parser.add_flag("--json", "print one JSON object")
     return parser

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from klrl.base.errors import EnvError, NonFiniteError, RewardError, first_line
+from klrl.base.errors import ConfigError, EnvError, NonFiniteError, RewardError, first_line
 from klrl.base.text import counted
 from klrl.config import JobConfig, LegacyKLConfig, RetrieveKLConfig
 from klrl.config.placement import OWN
 from klrl.domains import LANGUAGE, domain_of
-from klrl.runs.checkpoint import digests
 from klrl.runs.entry import CheckpointEntry, DamagedEntry
 from klrl.runs.folder import RunFolder, versions
 from klrl.runs.machine import device_of
@@ -36,32 +35,6 @@ _ERRORS = 5
 _RARE = 30.0
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The difference between recorded and recomputed numbers of samples, in nats per token."""
-
-    name: str
-    bounds: tuple[float, float]  # on the largest difference, and on the mean
-    samples: int  # how many were recomputed
-    largest: float
-    mean: float
-    root: float  # root mean square
-    place: str  # sample and token of the largest difference
-
-    @property
-    def ok(self) -> bool:
-        """Whether the largest and the mean difference are within ``bounds``."""
-        return self.largest <= self.bounds[0] and self.mean <= self.bounds[1]
-
-    @property
-    def line(self) -> str:
-        """The comparison as a line of text."""
-        largest = f"at most {self.largest:.2g} ({self.bounds[0]:.2g} allowed, {self.place})"
-        mean = f"on average {self.mean:.2g} ({self.bounds[1]:.2g} allowed)"
-        samples = counted(self.samples, "sample")
-        return f"{self.name} of {samples}: off by {largest}, {mean} nats per token"
-
-
 @dataclass
 class Record:
     """The result of verifying a run folder, as lines of text."""
@@ -69,12 +42,6 @@ class Record:
     problems: list[str] = field(default_factory=list)  # what is false in the folder
     looked: list[str] = field(default_factory=list)  # what was checked
     unseen: list[str] = field(default_factory=list)  # what was not checked
-    measures: list[Comparison] = field(default_factory=list)  # of a language run's samples
-
-    @property
-    def ok(self) -> bool:
-        """Whether there are no problems."""
-        return not self.problems
 
     @property
     def lines(self) -> list[str]:
@@ -97,7 +64,6 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
             record.problems.append(f"checkpoint {place} is damaged ({error})")
     rows = read_rows(files.metrics, record.problems.append) if files.metrics.is_file() else []
     rows = [{k: v for k, v in row.items() if v is not None and math.isfinite(v)} for row in rows]
-    record.problems += _missing(rows, config, files.status)
     for row in rows:
         for name, reason in _contradictions(row, config):
             at = f"metrics.jsonl: iteration {row.get('iteration')}"
@@ -105,7 +71,6 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
     record.problems += _exact_kl(rows, config)
     record.looked += [f"settings and {counted(len(entries), 'checkpoint')} against digests"]
     record.looked.append(f"{counted(len(rows), 'row')}, each against itself")
-    record.unseen += ["times, losses and evaluations before the closing one"]
     _evaluations(folder, config, rows, device, record)
     return rows
 
@@ -113,22 +78,8 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
 # ---------------------------------------------------------------------- rows against themselves
 
 
-def _missing(rows: Sequence[Row], config: JobConfig, status: str) -> Iterator[str]:
-    """Yield a problem if iterations are missing; ``collector.patience`` may end a run early."""
-    done = [row.get("iteration") for row in rows]
-    first = min(done[0] or 0, 1) if done else 1
-    if done != [first + number for number in range(len(done))]:
-        yield "metrics.jsonl: rows of some iterations are missing"
-    last, ended = done[-1] if done else 0, status == "finished" and not config.collector.patience
-    if ended and last != config.iterations:
-        yield f"metrics.jsonl: ends with iteration {last}, but the run has {config.iterations}"
-
-
 def _contradictions(row: Row, config: JobConfig) -> Iterator[tuple[str, str]]:
     """Yield each metric that contradicts others in its row, with the reason."""
-    axis, size = domain_of(config).axis, config.frames_per_iteration
-    if {axis, "iteration"} <= row.keys() and row[axis] != row["iteration"] * size:
-        yield axis, f"each iteration has {size}"
     for name in _CLOSED:
         if row.get(name, 0.0) < -_NATS:
             yield name, "a KL is at least 0"
@@ -213,12 +164,9 @@ def _evaluations(
     for which, prefix in (("last", "eval/"), ("best", "eval/best_")):
         if f"{prefix}return" not in last:
             continue
-        if digests(folder, which, ()) is None:
-            record.problems.append(f"checkpoint {which}: no intact entry is left")
-            continue
         try:
             played: Row = domain.function("evaluate")(folder, config, plan, which).row
-        except (EnvError, RewardError, NonFiniteError) as error:
+        except (ConfigError, EnvError, RewardError, NonFiniteError) as error:
             record.unseen.append(f"evaluation of the {which} checkpoint ({first_line(error)})")
             continue
         compared = {name.replace("eval/", prefix): name for name in played}

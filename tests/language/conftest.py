@@ -46,6 +46,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def job(model: str) -> Callable[..., LanguageConfig]:
+    return composed(model)
+
+
+def composed(model: str) -> Callable[..., LanguageConfig]:
+    """Words -> a quick job on this model."""
     composer = Composer()
     given = [*QUICK, f"actor.model={model}"]
     return lambda *words: to_config(composer.composed(parse([*given, *words])))

@@ -17,7 +17,7 @@ from klrl.language.data.batch import (
     take_prompts,
 )
 from klrl.language.model.vocabulary import response_log_probs
-from klrl.language.run import checks as preflight
+from klrl.language.run import preflight
 from klrl.language.run.parts import LanguageParts
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout

@@ -11,7 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.language.data.batch import make_batch
 from klrl.language.data.rewards import response_texts
 from klrl.language.model.pretrained import load_causal_lm
-from klrl.language.run import checks as preflight
+from klrl.language.run import preflight
 from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from tests.language.toys import prompts

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.sort_digits_base import make_model, make_tokenizer
 from klrl.kl.reference import freeze
-from klrl.language.run.checks import SHOWN_FLOOR
+from klrl.language.run.preflight import SHOWN_FLOOR
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.conftest import QUICK_MODEL

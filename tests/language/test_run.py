@@ -13,7 +13,7 @@ import torch
 from klrl.__main__ import main
 from klrl.base.errors import NonFiniteError
 from klrl.language.data.batch import LOG_PROBS
-from klrl.language.run.preflight import check_job
+from klrl.language.run.job_checks import check_job
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import METRICS
 from klrl.train.learner import Coefficients
@@ -286,15 +286,15 @@ def test_a_reward_function_that_fails_loses_nothing(exits, body: str, line: str)
 
 
 def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monkeypatch) -> None:
-    from klrl.language.run import checks
+    from klrl.language.run import preflight
 
-    check = checks.self_check
+    check = preflight.self_check
 
     def at_another_temperature(model, batch, group_size):
         batch.set(LOG_PROBS, batch[LOG_PROBS] * 1.5)
         return check(model, batch, group_size)
 
-    monkeypatch.setattr(checks, "self_check", at_another_temperature)
+    monkeypatch.setattr(preflight, "self_check", at_another_temperature)
     code, _, err = exits()
     assert (code, len(err.splitlines())) == (2, 1)
     assert "preflight: sampled - recomputed log-probs, nats:" in err

@@ -99,9 +99,6 @@ FAULTS: dict[str, tuple[Callable[[Rows], None], str]] = {
         "iteration 8: reward/shaped is",
     ),
     "half the penalty": (half_charged, "iteration 3: kl/ref/penalty is"),
-    "a lost row": (lambda rows: rows.pop(2), "rows of some iterations are missing"),
-    "no last row": (lambda rows: rows.pop(), "ends with iteration 7, but the run has 8"),
-    "wrong frames": (each("frames", lambda x: x + 64), "iteration 0: frames is 64"),
     "an evaluation": (each("eval/return", lambda x: x + 5), "eval/return: recorded"),
     "the best": (each("eval/best_return", lambda x: x + 5), "eval/best_return: recorded"),
 }
@@ -130,7 +127,7 @@ def test_a_damaged_checkpoint_is_named(run: Path, capsys) -> None:
     code, out, _ = said(capsys, "verify", "run")
     assert code == 1
     assert "checkpoint last/frames-000000002048 is damaged (state.safetensors: " in out
-    assert "checkpoint best: no intact entry is left" in out
+    assert "not checked: evaluation of the best checkpoint (" in out
 
 
 def keep_the_initial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,8 @@
-"""Calls chat templates and tokenizers, the code of a model's author, within bounds."""
+"""Calls tokenizers and chat templates, the work of a model's author, within bounds."""
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from klrl.base.errors import ConfigError, first_line
@@ -20,7 +17,7 @@ def guarded(
     items: Sequence[S],
     what: Callable[[S], str],
     remedy: str,
-    seconds: float = 10.0,
+    seconds: float = 20.0,  # a template has 10 s, and its process may have to start
 ) -> list[T]:
     """Call a template or tokenizer, the code of a model's author, on each item, within bounds.
 
@@ -40,19 +37,3 @@ def guarded(
     except TookTooLong as error:
         took = f"took more than {seconds:g} s"
         raise ConfigError(f"{what(items[error.args[0]])} ({took}); {remedy}") from error
-
-
-@contextmanager
-def memory_limited(more: int = 2**29) -> Iterator[None]:
-    """Inside this context, on Linux, a MemoryError follows ``more`` bytes of new memory."""
-    size = Path("/proc/self/statm")
-    if not size.exists():
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = int(size.read_text().split()[0]) * resource.getpagesize() + more
-    resource.setrlimit(resource.RLIMIT_AS, (most if soft < 0 else min(most, soft), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import date
-from functools import cache, partial
+from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
@@ -21,13 +20,13 @@ import numpy as np
 import torch
 from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Pow
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import ROWS, expanded, read_plain
-from klrl.language.data.foreign import guarded, memory_limited
+from klrl.language.data.foreign import guarded
+from klrl.language.data.templates import rendered
 
 #: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
 Tokenizer: TypeAlias = Any
@@ -187,9 +186,6 @@ def json_type(value: object) -> str:
 
 # ---------------------------------------------------------------------------------------- rendering
 
-#: The most characters that a chat template may render.
-LONGEST = 1_000_000
-
 
 def encode(
     prompts: Sequence[Prompt],
@@ -255,25 +251,6 @@ _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
 
 
-#: The date that chat templates get from the clock, so that all runs have the same prompts: the
-#: default date of Llama 3's templates.
-TODAY = date(2024, 7, 26)
-# transformers defines this function itself, so the call is replaced in the template's text.
-_CLOCK = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
-
-
-def _day(call: re.Match[str]) -> str:
-    return repr(TODAY.strftime(call[2]))
-
-
-@cache
-def _checked(template: str) -> str:
-    """Fix a template's clock; refuse ``**``: no time limit interrupts one huge operation."""
-    if any(_JINJA.parse(_MARKS.sub("", template)).find_all(Pow)):
-        raise TemplateError("it uses **")
-    return _CLOCK.sub(_day, template)
-
-
 def render(
     tokenizer: Tokenizer,
     turns: Sequence[Message],
@@ -290,12 +267,10 @@ def render(
         template: arguments of the chat template.
         how: options of ``apply_chat_template``, such as ``add_generation_prompt=True``.
     """
-    own: dict[str, Any] = {"chat_template": _checked(tokenizer.get_chat_template()), **how}
-    with memory_limited():
-        own |= {"tokenize": False, **template}
-        text = tokenizer.apply_chat_template([dict(turn) for turn in turns], **own)
-    if len(text) > LONGEST:
-        raise TemplateError(f"it renders {len(text):,} characters, more than {LONGEST:,}")
+    given = {**tokenizer.special_tokens_map, **template, **how}
+    # As apply_chat_template does: templates fail on content=None, but not without a content.
+    chat = [{k: v for k, v in turn.items() if v is not None} for turn in turns]
+    text = rendered(conversations=[chat], chat_template=tokenizer.get_chat_template(), **given)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -24,7 +24,6 @@ from klrl.language.data.prompts import PromptBatch
 from klrl.language.data.tasks import Task, evaluated_on, make_task
 from klrl.language.model.causal_lm import head, model_device
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
-from klrl.language.run.checks import PROMPTS
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import (
     BaseDigest,
@@ -40,6 +39,7 @@ from klrl.language.run.load import (
     with_model,
     within_contexts,
 )
+from klrl.language.run.preflight import PROMPTS
 from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, respond, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout

@@ -1,4 +1,4 @@
-"""Builds what :meth:`klrl.train.loop.Training.train` needs for a language run."""
+"""The parts of a language run; the algorithm is :meth:`klrl.train.loop.Training.train`."""
 
 from __future__ import annotations
 
@@ -11,42 +11,20 @@ import torch
 from tensordict import TensorDictBase
 from torch import nn
 
-from klrl.base.errors import ConfigError, RewardError
-from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
-from klrl.language.data.prompts import PromptBatch
-from klrl.language.data.tasks import make_task
-from klrl.language.model import pretrained as model
+from klrl.config import LanguageConfig, factory
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
-from klrl.language.run.answers import answer_ids, answered, held_out
-from klrl.language.run.checks import PROMPTS, preflight_checks
+from klrl.language.run import build
+from klrl.language.run.answers import held_out
 from klrl.language.run.evaluate import Player, places
-from klrl.language.run.kl import (
-    Reference,
-    annotate,
-    charge,
-    checkpointed,
-    measure,
-)
-from klrl.language.run.load import BaseDigest, Weights, load_reference, within_contexts
+from klrl.language.run.kl import Reference, annotate, charge, measure
+from klrl.language.run.load import Weights, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
-from klrl.language.run.rollout import (
-    REF_STATES,
-    STATES,
-    PromptRollout,
-    extras_of,
-    make_sampler,
-    rescore,
-    texts_of,
-)
-from klrl.language.run.update import LanguageSteps, prompts_at_a_time
-from klrl.runs.checkpoint import load_component
-from klrl.runs.find import find_run
+from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
+from klrl.language.run.update import prompts_at_a_time
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
-from klrl.train.learner import Learner
 from klrl.train.loop import Parts, Rewards
 from klrl.train.scores import CLOSING, IN_RUN, Evaluation, Size, Starts
 
@@ -68,73 +46,26 @@ class LanguageParts(Parts):
 
     def __init__(self, config: LanguageConfig, before: Mapping[str, Any] | None = None) -> None:
         super().__init__(config, device_of(config.device))
+        rule, fresh = self.reference_rule, before is None
+        described = (before or {}).get("reference")
         self.config = config
-        self.task = make_task(config.env, config.seed)
-        seed_generators(derived_seed(config.seed, "torch"))
-        make_policy = factory("actor", config.actor, config.domain)
-        self.policy = make_policy(config, chat=self.task.chat, say=_say)
-        self.kl = factory("kl", config.kl, config.domain)(config.kl)
-        kept = checkpointed(self.reference_rule, config)
-        # A checkpoint depends on the base weights if it contains only adapters, or if the reference
-        # is made from the base weights.
-        needed = config.actor.lora.r or (self.kl is not None and not kept)
-        base = BaseDigest(self.policy.model, config.actor.model) if needed else None
-        self.weights = Weights(self.policy.model, self.policy.value_head, base=base)
-        if config.actor.init is not None and before is None:
-            run = find_run(config.actor.init, "actor.init")
-            load_component(run, config.actor.init_which, "agent", self.weights, self.device)
-        # The manifest describes a reference that is another run's policy or another model.
-        described = before.get("reference") if before else None
-        self.reference = None
-        if self.kl is not None:
-            self.reference = Reference.start(
-                self.reference_rule,
-                self.policy.model,
-                lambda: load_reference(config, self.policy, described),
-                checkpointed=kept,
-            )
+        self.task = build.task(config)
+        self.policy = build.policy(config, self.task, _say)
+        self.weights = build.weights(config, self.policy, rule, fresh=fresh)
+        self.reference = build.reference(config, self.policy, rule, described)
+        if self.reference is not None:
             self.policy = within_contexts(self.policy, self.reference.module)
-        tokenizer = self.policy.causal.tokenizer
-        limit = self.policy.causal.prompt_limit(config.collector.max_new_tokens)
-        notes = self.task.check(tokenizer, limit)
-        if config.collector.imitates:
-            answer_ids(self.task.checked, self.policy, config)
-        self.prompts = self.task.stream(tokenizer, limit)
+        self.prompts, notes = build.prompts(config, self.task, self.policy)
         if n := self.task.evaluations:
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
-        if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
-            from klrl.language.run.chat import in_environment
-
-            assert self.kl is not None
-            assert self.reference is not None
-            self.kl = in_environment(self.kl, config, self.policy, self.reference)
+        self.kl = build.kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
-        if sum(p.nbytes for p in self.policy.model.parameters()) > model.LARGE:
-            _say("preflight: testing the run's ways to sample and score on a few responses")
-        few = self.task.trial_batch(tokenizer, limit, PROMPTS)
-        self.layout, self.reference_layout, self.preflight = preflight_checks(
-            *(config, self.policy, self.reference, self.sampler, few),
-            partial(self._try_rewards, few),
-            fresh=before is None,
+        self.layout, self.reference_layout, lines = build.layouts(
+            *(config, self.task, self.policy, self.reference, self.sampler, _say), fresh=fresh
         )
-        self.preflight = [*self.task.notes, *notes, *self.preflight, *_zero_advantages(config)]
-        self.estimate_advantage = factory("advantage", config.advantage, config.domain)(
-            config, self.policy, self.kl
-        )
-        steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
-        self.learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
-
-    def _try_rewards(self, few: PromptBatch, batch: TensorDictBase) -> None:
-        """Refuse reward functions that fail on a few samples, before anything is written."""
-        if self.config.collector.imitates:  # it scores the data's answers
-            batch = answered(self.policy, few, self.config)
-        prompts = [each for each in few.prompts for _ in range(len(batch) // len(few.prompts))]
-        samples = (prompts, texts_of(self.policy, batch), extras_of(batch))
-        try:
-            with generators_kept():
-                self.task.reward(*samples)
-        except RewardError as error:
-            raise ConfigError(f"{error}; fix it, or choose another env.reward") from error
+        self.estimate_advantage, zero = build.advantage(config, self.policy, self.kl)
+        self.preflight = [*notes, *lines, *zero]
+        self.learner = build.learner(config, self.policy, self.layout, self.reference, self.kl)
 
     # ------------------------------------------------------------------------------ the steps
 
@@ -218,12 +149,3 @@ class LanguageParts(Parts):
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components
-
-
-def _zero_advantages(config: LanguageConfig) -> list[str]:
-    """Return a line if a custom loss imitates with advantages that are all 0; else []."""
-    own = config.loss.name == "custom" and config.collector.imitates
-    if not own or not isinstance(config.advantage, GroupConfig):
-        return []
-    zero = "a row has one answer, so advantage=group gives 0; advantage=gae does not"
-    return [f"loss=custom: {zero}"]

@@ -2,53 +2,40 @@
 
 The inputs are the token ids in ``samples.jsonl``, one sample per forward, without padding. Models
 compute in float32 (or float64), the softmax in float64. klrl only loads the weights that drew the
-sample: those of the last or best checkpoint, or the base model's (before the first update) if the
-checkpoints have its digest. Without these weights, the sample's numbers cannot be recomputed.
+samples, those of the last checkpoint; the weights of earlier samples are gone.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from pydantic import BaseModel, Field, NonNegativeInt
 from torch import Tensor, nn
 
 from klrl.base.files import ROWS, read_plain
 from klrl.base.text import counted
-from klrl.config import LANGUAGE, LanguageConfig, factory
+from klrl.config import LanguageConfig
 from klrl.kl.divergences import over_actions
 from klrl.language.model.causal_lm import in_full_precision, model_device
 from klrl.language.model.plain import AGREEMENT
 from klrl.language.run.evaluate import trained_reference
-from klrl.language.run.kl import Reference, checkpointed
-from klrl.language.run.load import (
-    Policy,
-    check_base,
-    language_config,
-    make_policy,
-    relocated,
-    trained_policy,
-)
+from klrl.language.run.kl import Reference
+from klrl.language.run.load import Policy, check_base, language_config, relocated, trained_policy
 from klrl.runs.checkpoint import digests
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row
 from klrl.runs.returns import last_recorded
-from klrl.train.verify import Comparison, Record, verify_record
+from klrl.train.verify import Record, verify_record
 
-#: Name of a verified quantity -> its field in a sample.
-RECORDED = {
-    "log-probs of the policy": "log_probs",
-    "log-probs of the reference": "ref_log_probs",
-    "KL(policy||reference)": "kl",
-}
-POLICY, REFERENCE, KL = RECORDED
-#: Name of a quantity -> its recomputed numbers of a sample [n], nats, float64.
+#: A line of ``samples.jsonl``, and its number in the file.
+Sample: TypeAlias = tuple[int, Mapping[str, Any]]
+#: Name of a verified field of a sample -> its recomputed numbers [n], nats, float64.
 Recomputed: TypeAlias = dict[str, Tensor]
 #: Bounds in float32 on the largest and the mean difference, recorded - recomputed, in nats.
 LARGEST, MEAN = 1e-4, 1e-5
@@ -59,23 +46,8 @@ _ROUNDING = torch.finfo(torch.bfloat16).eps
 _TAIL = 20
 
 
-class Sample(BaseModel):
-    """The verified part of a line of ``samples.jsonl``; nats, one number per response token.
-
-    ``weights`` is the number of samples from which the policy had learned before it drew this one.
-    """
-
-    line: int = 0
-    weights: int
-    prompt_ids: list[NonNegativeInt] = Field(min_length=1)
-    response_ids: list[NonNegativeInt] = Field(min_length=1)
-    log_probs: list[float]
-    ref_log_probs: list[float] = []
-    kl: list[float] = []
-
-
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Record:
-    """Verify the record of a language run; recompute the numbers of its samples.
+    """Verify the record of a language run; recompute the numbers of its last policy's samples.
 
     Args:
         run: the run folder.
@@ -88,42 +60,34 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
     folder = find_run(str(run), "RUN")
     config = replace(relocated(language_config(folder, "RUN"), model), device=device)
     check_base(config)
-    record, drawn = Record(), list[tuple[Sample, Recomputed]]()
-    samples = _read_samples(folder, config, record)
-    for weights, policy, reference in _policies(folder, config, model):
-        embedding: Any = policy.model.get_input_embeddings()  # type: ignore[operator]
-        known = embedding.num_embeddings
-        for sample in [each for each in samples if each.weights == weights]:
-            if (highest := max(*sample.prompt_ids, *sample.response_ids)) < known:
-                drawn.append((sample, recomputed(sample, config, policy, reference)))
-                continue
-            samples.remove(sample)
-            told = f"has token id {highest}, but the model has {known} tokens"
-            record.problems.append(f"samples.jsonl line {sample.line}: {told}")
+    record = Record()
     rows = verify_record(folder, config, device, record)
-    for compared in _measures(drawn, bounds_of(rows, config)) if drawn else ():
-        record.measures.append(compared)
-        (record.looked if compared.ok else record.problems).append(compared.line)
+    samples, last = _read_samples(folder, record), digests(folder, "last", ())
+    drawn = [each for each in samples if last is not None and each[1]["weights"] == last[0]]
+    if drawn:
+        policy, reference = trained_policy(folder, "last", device, model=model), None
+        if config.has_reference:
+            reference = trained_reference(folder, "last", policy, config.actor.model, device)
+        temperature = config.collector.temperature
+        numbers = [recomputed(each, temperature, policy, reference) for _, each in drawn]
+        for true, line in compare(drawn, numbers, bounds_of(rows, config)):
+            (record.looked if true else record.problems).append(line)
     if gone := len(samples) - len(drawn):
         record.unseen.append(f"log-probs of {counted(gone, 'sample')}, whose weights are gone")
-    record.unseen.append("texts and rewards of samples" if samples else "samples: there are none")
+    if not samples:
+        record.unseen.append("samples: there are none")
     return record
 
 
-def _read_samples(folder: Path, config: LanguageConfig, record: Record) -> list[Sample]:
+def _read_samples(folder: Path, record: Record) -> list[Sample]:
     """Read ``samples.jsonl``, if there is one, up to a last line that is still being written."""
     file, samples = RunFolder(folder).samples, []
     lines = read_plain(file, ROWS).split(b"\n")[:-1] if file.is_file() else []
-    fields = [*RECORDED.values()] if config.has_reference else [RECORDED[POLICY]]
     for number, line in enumerate(lines, 1):
         try:
-            sample = Sample.model_validate_json(line).model_copy(update={"line": number})
-            if {len(getattr(sample, each)) for each in fields} != {len(sample.response_ids)}:
-                raise ValueError("a number is needed for each token")
+            samples.append((number, json.loads(line)))
         except ValueError:
-            record.problems.append(f"samples.jsonl line {number}: is not a valid sample")
-        else:
-            samples.append(sample)
+            record.problems.append(f"samples.jsonl line {number}: is not JSON")
     return samples
 
 
@@ -144,65 +108,42 @@ def bounds_of(rows: Sequence[Row], config: LanguageConfig) -> tuple[float, float
     return max(AGREEMENT[torch.bfloat16], _TAIL * mean), mean
 
 
-def _measures(
-    drawn: Sequence[tuple[Sample, Recomputed]], bounds: tuple[float, float]
-) -> list[Comparison]:
-    """Compare recomputed numbers with the recorded ones.
+def compare(
+    drawn: Sequence[Sample], numbers: Sequence[Recomputed], bounds: tuple[float, float]
+) -> Iterator[tuple[bool, str]]:
+    """Yield whether each recorded quantity is within its bounds, and a line about it.
 
     In 16 bits the mean difference of the KL may be at most the effect of rounding. If e_p and e_r
     are the root mean square errors of the log-probs of policy and reference, the error of the KL
     is at most (e_p^2 + e_r^2) / 2 + (e_p + e_r) sqrt(2 KL), to second order in e. This is
     Cauchy-Schwarz with KL = E[d^2] / 2 for small differences d of log-probs.
     """
-    found = {name: _compared(name, drawn, bounds) for name in drawn[0][1]}
-    if KL in found and bounds != (LARGEST, MEAN):
-        e_p, e_r = found[POLICY].root, found[REFERENCE].root
-        kl = float(torch.cat([numbers[KL] for _, numbers in drawn]).mean())
-        rounding = (e_p**2 + e_r**2) / 2 + (e_p + e_r) * math.sqrt(2 * max(kl, 0.0))
-        found[KL] = replace(found[KL], bounds=(bounds[0], min(bounds[1], rounding)))
-    return [*found.values()]
-
-
-def _compared(
-    name: str, drawn: Sequence[tuple[Sample, Recomputed]], bounds: tuple[float, float]
-) -> Comparison:
-    off = [
-        (x - x.new_tensor(getattr(sample, RECORDED[name]))).abs().nan_to_num(math.inf)
-        for sample, x in ((sample, numbers[name]) for sample, numbers in drawn)
-    ]
-    largest, every = [float(each.max()) for each in off], torch.cat(off)
-    worst = largest.index(max(largest))
-    place = f"samples.jsonl line {drawn[worst][0].line}, token {int(off[worst].argmax()) + 1}"
-    mean, root = float(every.mean()), float(every.square().mean().sqrt())
-    return Comparison(name, bounds, len(off), max(largest), mean, root, place)
+    now, off = dict[str, Tensor](), dict[str, Tensor]()
+    for name in numbers[0]:
+        now[name] = torch.cat([each[name] for each in numbers])
+        recorded = now[name].new_tensor([x for _, each in drawn for x in each[name]])
+        off[name] = (now[name] - recorded).abs().nan_to_num(math.inf)
+    allowed = dict.fromkeys(off, bounds[1])
+    if "kl" in off and bounds != (LARGEST, MEAN):
+        e_p, e_r = (off[name].square().mean().sqrt() for name in ("log_probs", "ref_log_probs"))
+        kl = now["kl"].mean().clamp_min(0.0)
+        rounding = (e_p**2 + e_r**2) / 2 + (e_p + e_r) * (2 * kl).sqrt()
+        allowed["kl"] = min(bounds[1], float(rounding))
+    places = [(line, 1 + at) for line, each in drawn for at in range(len(each["log_probs"]))]
+    for name, each in off.items():
+        largest, mean, (line, token) = float(each.max()), float(each.mean()), places[each.argmax()]
+        where = f"samples.jsonl line {line}, token {token}"
+        told = f"at most {largest:.2g} ({bounds[0]:.2g} allowed, {where})"
+        told += f", on average {mean:.2g} ({allowed[name]:.2g} allowed) nats per token"
+        true = largest <= bounds[0] and mean <= allowed[name]
+        yield true, f"{name} of {counted(len(drawn), 'sample')}: off by {told}"
 
 
 # ------------------------------------------------------------------------------------ computing
 
 
-def _policies(
-    folder: Path, config: LanguageConfig, model: str | None
-) -> Iterator[tuple[int, Policy, Reference | None]]:
-    """Yield each policy whose weights are known, the number of samples before it, and pi_ref."""
-    found = {which: digests(folder, which, ()) for which in ("best", "last")}
-    stored = {entry[0]: which for which, entry in found.items() if entry is not None}
-    rule = factory("reference", config.reference, LANGUAGE)(config.reference)
-    if found["last"] and config.has_reference and not checkpointed(rule, config):
-        stored.setdefault(0, "")  # the base model: a digest of it is in the checkpoints
-    for samples, which in stored.items():
-        if which:
-            policy = trained_policy(folder, which, config.device, model=model)
-        else:
-            policy = make_policy(config, say=lambda _: None)
-        reference = None
-        if config.has_reference:
-            base, which = config.actor.model, which or "last"
-            reference = trained_reference(folder, which, policy, base, config.device)
-        yield samples, policy, reference
-
-
 @torch.no_grad()
-def table_of(network: nn.Module, sample: Sample, temperature: float) -> Tensor:
+def table_of(network: nn.Module, sample: Mapping[str, Any], temperature: float) -> Tensor:
     """Compute log softmax(logits / temperature) at each response token, [n, V] float64.
 
     The network may be a :class:`Reference`.
@@ -210,22 +151,22 @@ def table_of(network: nn.Module, sample: Sample, temperature: float) -> Tensor:
     module = network.module if isinstance(network, Reference) else network
     if next(module.parameters()).dtype != torch.float64:
         module.float()
-    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]], device=model_device(module))
+    prompt, response = sample["prompt_ids"], sample["response_ids"]
+    ids = torch.tensor([[*prompt, *response]], device=model_device(module))
     with in_full_precision(module):
         logits = network.eval()(input_ids=ids, use_cache=False).logits
-    logits = logits[0, len(sample.prompt_ids) - 1 : -1].double()
-    return (logits / temperature).log_softmax(-1).cpu()
+    return (logits[0, len(prompt) - 1 : -1].double() / temperature).log_softmax(-1).cpu()
 
 
 def recomputed(
-    sample: Sample, config: LanguageConfig, policy: Policy, reference: Reference | None
+    sample: Mapping[str, Any], temperature: float, policy: Policy, reference: Reference | None
 ) -> Recomputed:
     """Recompute a sample's log-probs [n] under each model, and the KL if there is a reference."""
-    temperature, chosen = config.collector.temperature, sample.response_ids
+    chosen = sample["response_ids"]
     log_p, at = table_of(policy.model, sample, temperature), (range(len(chosen)), chosen)
     if reference is None:
-        return {POLICY: log_p[at]}
+        return {"log_probs": log_p[at]}
     log_q = table_of(reference, sample, temperature)
     # KL(pi || pi_ref) = sum_a pi(a) (ln pi(a) - ln pi_ref(a)), over the whole vocabulary
     kl = over_actions("reverse", log_p, log_q)
-    return {POLICY: log_p[at], REFERENCE: log_q[at], KL: kl}
+    return {"log_probs": log_p[at], "ref_log_probs": log_q[at], "kl": kl}

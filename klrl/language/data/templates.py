@@ -1,0 +1,119 @@
+"""Renders chat templates, the code of a model's author, in a process of their own.
+
+A template can call C code that runs for hours, such as the sum of a million lists. Neither a thread
+nor a signal's handler in the same process ends such a call, but a timer's signal ends the process.
+This file is also the program of the process; it imports no torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+from jinja2 import TemplateError
+
+#: Limits on rendering one conversation: seconds, bytes of new memory (on Linux), characters.
+SECONDS, MEMORY, LONGEST = 10.0, 2**29, 1_000_000
+#: The date that chat templates get from the clock, so that all runs have the same prompts: the
+#: default date of Llama 3's templates.
+TODAY = datetime(2024, 7, 26)
+
+#: Id of this process -> a child that waits for a template. A forked process starts its own child.
+_idle: dict[int, subprocess.Popen[str]] = {}
+
+
+def prepare() -> None:
+    """Start the child early: its imports take a second."""
+    if os.getpid() not in _idle:
+        _idle[os.getpid()] = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,  # a terminal's Ctrl-C is for klrl
+        )
+
+
+def rendered(**given: object) -> str:
+    """Return the text of ``transformers``' ``render_jinja_template``, called with ``given``.
+
+    Raises:
+        TemplateError: the template failed or exceeded a limit.
+    """
+    prepare()
+    child = _idle.pop(os.getpid())
+    assert child.stdin is not None
+    assert child.stdout is not None
+    # transformers also shows a template only the type of a value that is not JSON.
+    request = json.dumps([SECONDS, given], default=lambda value: f"<{type(value).__name__}>")
+    try:
+        print(request, file=child.stdin, flush=True)
+        answer = child.stdout.readline()
+    except BrokenPipeError:
+        answer = ""
+    if not answer:
+        child.communicate()  # sets the returncode
+        took = f"took more than {SECONDS:g} s"
+        killed = f"ended its process with status {child.returncode}"
+        raise TemplateError(took if child.returncode == -signal.SIGALRM else killed)
+    _idle[os.getpid()] = child
+    text, error = json.loads(answer)
+    if error is not None:
+        raise TemplateError(error)
+    return text
+
+
+@atexit.register
+def _end() -> None:
+    if child := _idle.pop(os.getpid(), None):
+        child.kill()
+        child.communicate()
+
+
+# ------------------------------------------------------------------------------ in the child
+
+
+class _Today(datetime):
+    @classmethod
+    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+        return TODAY
+
+
+def _serve() -> None:
+    """Answer each line of the input, a request, with a line: [text, null] or [null, error]."""
+    from transformers.utils import chat_template_utils
+
+    chat_template_utils.datetime = _Today  # type: ignore[misc]  # its strftime_now calls now()
+    _limit_memory()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for line in sys.stdin:
+        seconds, given = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            text = chat_template_utils.render_jinja_template(**given)[0][0]
+            if len(text) > LONGEST:
+                raise TemplateError(f"it renders {len(text):,} characters, more than {LONGEST:,}")
+            answer = [text, None]
+        except Exception as error:
+            answer = [None, str(error).strip() or type(error).__name__]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps(answer), flush=True)
+
+
+def _limit_memory() -> None:
+    size = Path("/proc/self/statm")
+    if size.exists():
+        most = int(size.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+if __name__ == "__main__":
+    _serve()
