@@ -6,7 +6,8 @@ from torch import nn
 from torchrl.envs import EnvBase
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.policy.actor import make_agent
+from klrl.control.policy.networks import Agent
 from klrl.kl import freeze
 from klrl.train.loop import Training
 

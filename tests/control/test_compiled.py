@@ -18,8 +18,8 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.base.errors import ConfigError
 from klrl.control.run import compiled
-from klrl.control.run.compiled import check_inputs, choose, decide
-from klrl.control.run.step import eager_step, loss_terms, pure_step
+from klrl.control.run.compiled import choose, decide
+from klrl.control.run.step import check_inputs, eager_step, loss_terms, pure_step
 from klrl.control.run.update import ControlSteps
 from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch

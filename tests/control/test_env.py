@@ -10,9 +10,8 @@ from gymnasium.wrappers import TimeLimit
 from torchrl.envs import check_env_specs
 
 from klrl.base.seeds import derived_seed
-from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.copies import VectorGymEnv, make_env
 from klrl.control.env.gym_make import make_one
-from klrl.control.env.make import make_env
 from tests.agents import gym
 from tests.control.toys import Drifting
 

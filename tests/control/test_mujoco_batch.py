@@ -15,8 +15,7 @@ import klrl
 from klrl.base.seeds import derived_seed
 from klrl.config import CustomEnvConfig
 from klrl.control.env import mujoco_batch
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_copies
+from klrl.control.env.copies import VectorGymEnv, make_copies
 from tests.agents import gym
 from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played

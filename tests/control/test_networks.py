@@ -5,7 +5,7 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from klrl.control.env.make import make_env
+from klrl.control.env.copies import make_env
 from klrl.control.policy.networks import ObservationNormalizer
 from klrl.kl import exact_kl, freeze
 from tests.agents import agent_of, gym

@@ -13,14 +13,14 @@ from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
 from klrl.config import ActorConfig, CNNActorConfig
 from klrl.control.env.catch import Catch
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_copies, make_env
+from klrl.control.env.copies import VectorGymEnv, make_copies, make_env
 from klrl.control.env.observation import layout_of
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.policy.actor import make_agent
 from klrl.control.policy.encoders import images_of
+from klrl.control.policy.networks import Agent
 from klrl.control.run.preflight import check_env
+from klrl.control.run.rollout import VectorRollout
 from klrl.control.run.step import Columns
-from klrl.control.run.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, apart, gym
 from tests.control.toys import unpacked

@@ -11,7 +11,8 @@ from klrl.config.fields import OwnPart
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.observation import layout_of
 from klrl.control.policy.actor import make_agent
-from klrl.control.policy.encoders import given, given_sizes, nature
+from klrl.control.policy.encoders import nature
+from klrl.control.policy.own import given, given_sizes
 from tests.control.toys import Counted, unpacked
 
 CATCH = "klrl.control.env.catch:klrl/Catch-v0"

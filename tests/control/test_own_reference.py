@@ -13,7 +13,7 @@ import klrl
 from klrl.base.errors import ConfigError
 from klrl.config import OwnPart
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.policy.own_reference import own_reference
+from klrl.control.policy.own import own_reference
 from klrl.control.run.evaluate import measure_of
 from klrl.train.policy_kl import kl_between
 from klrl.train.verify import Record, verify_record

@@ -23,8 +23,8 @@ from torchrl.data import (
 from torchrl.envs import EnvBase, GymEnv, PendulumEnv, StepCounter, TransformedEnv, VecNormV2
 
 from klrl.base.errors import ConfigError, EnvError
+from klrl.control.env.contract import Misfit
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.results import Misfit
 from klrl.control.env.torchrl_env import TorchRLEnv
 
 

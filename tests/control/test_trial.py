@@ -13,8 +13,7 @@ from klrl.config import CNNActorConfig, Config, CustomActorConfig, GaussianActor
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.config.explain import described
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_copies
+from klrl.control.env.copies import VectorGymEnv, make_copies
 from klrl.control.policy.actor import make_agent, range_notes
 from tests.config.test_yaml import ASKING, installed
 from tests.control.toys import Drifting, Unseeded

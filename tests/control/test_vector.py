@@ -13,13 +13,12 @@ from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
 from klrl.config import CNNActorConfig
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_env, transformed
+from klrl.control.env.copies import VectorGymEnv, make_env, transformed
 from klrl.control.policy.acting import NumpyActing, TorchActing, arrays_of, make_acting
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.policy.actor import make_agent
 from klrl.control.policy.distributions import Normal
-from klrl.control.run.rollout import TorchRLRollout
-from klrl.control.run.vector import VectorRollout
+from klrl.control.policy.networks import Agent
+from klrl.control.run.rollout import TorchRLRollout, VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, gym, moved
 from tests.conftest import marked

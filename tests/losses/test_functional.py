@@ -11,7 +11,7 @@ from torchrl.objectives import KLPENPPOLoss
 
 import klrl.objectives
 from klrl.config import ClipConfig, KLPENConfig
-from klrl.control.env.make import make_env
+from klrl.control.env.copies import make_env
 from klrl.control.run.step import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta

@@ -65,7 +65,7 @@ def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
     from torchrl.objectives.value import GAE
     from torchrl.trainers import Trainer
 
-    from klrl.control.env.make import make_env
+    from klrl.control.env.copies import make_env
 
     torch.set_default_dtype(torch.float32)
     agent = agent_of(make_env(gym("Pendulum-v1"), seed=0), "normal", normalize=False)

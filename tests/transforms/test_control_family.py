@@ -6,8 +6,7 @@ from tensordict import TensorDict
 from torchrl.collectors import Collector
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_env
+from klrl.control.env.copies import VectorGymEnv, make_env
 from klrl.kl import (
     KLConstrainedTransform,
     KLDivergenceTransform,

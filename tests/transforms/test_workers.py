@@ -20,7 +20,7 @@ from torchrl.envs import (
     step_mdp,
 )
 
-from klrl.control.env.make import make_env
+from klrl.control.env.copies import make_env
 from klrl.kl import SendToWorkers
 from klrl.kl.policies import score
 from tests.agents import agent_of, apart, gym

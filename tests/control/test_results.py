@@ -117,7 +117,7 @@ def test_what_it_raises_is_told_with_its_place() -> None:
         raise KeyError("answer")
 
     with pytest.raises(
-        EnvError, match=r"step 3 of copy 1: raised KeyError: 'answer' \(test_answers.py, line \d+\)"
+        EnvError, match=r"step 3 of copy 1: raised KeyError: 'answer' \(test_results.py, line \d+\)"
     ):
         play(act=broken)
 
