@@ -214,19 +214,11 @@ class Coin(Drifting):
         return np.array([self.position]), {}
 
 
-class Walled(Drifting):
-    """Has no chance at all."""
-
-    def noise(self) -> float:
-        return 0.0
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
         (OwnGenerator, True),
         (partial(OwnGenerator, each=True), True),
-        (Walled, True),
         (lambda: gymnasium.make("FrozenLake-v1", is_slippery=False), True),
         (lambda: gymnasium.make("FrozenLake-v1"), False),
         (Drifting, False),
@@ -235,7 +227,7 @@ class Walled(Drifting):
         (Unseeded, False),
         (lambda: gymnasium.wrappers.NormalizeObservation(Drifting()), False),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_copies_that_ignore_their_seeds_are_told(make, told: bool) -> None:
     lines: list[str] = []

@@ -10,14 +10,13 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.env.copies import make_env
 from klrl.control.run.kl import annotate, make_reference_kl, measure
 from klrl.kl import (
     KLRewardTransform,
     estimate_kl,
     freeze,
 )
-from tests.agents import agent_of, apart, gym, moved
+from tests.agents import agent_of, apart, gym, make_env, moved
 from tests.transforms.toys import COUNT, actor
 
 COEF = 0.5

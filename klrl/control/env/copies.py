@@ -434,14 +434,3 @@ def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> Tran
     first, so that the return sums the raw reward even if ``transforms`` subtract a KL.
     """
     return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))
-
-
-def make_env(
-    config: EnvConfig,
-    *,
-    seed: int,
-    num_envs: int | None = None,
-    transforms: tuple[Transform, ...] = (),
-) -> TransformedEnv:
-    """Make copies by :func:`make_copies`, and add ``transforms`` by :func:`transformed`."""
-    return transformed(make_copies(config, seed=seed, num_envs=num_envs), transforms)
