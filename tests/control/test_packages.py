@@ -267,19 +267,6 @@ def test_a_package_is_loaded_where_new_files_are_the_groups_too(
     assert len(loaded) == 1
 
 
-def test_the_cache_is_this_users_alone(monkeypatch, tmp_path) -> None:
-    from klrl.base.cache import cache_dir, private_folder
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    before = os.umask(0)
-    try:
-        private_folder(cache_dir() / "update")
-    finally:
-        os.umask(before)
-    for folder in (cache_dir(), cache_dir() / "update"):
-        assert folder.stat().st_mode & 0o777 == 0o700
-
-
 @pytest.mark.services
 @pytest.mark.parametrize("unusable", ["a file", "read only", "full"])
 def test_without_a_usable_cache_it_is_eager_and_says_so(

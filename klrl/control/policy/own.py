@@ -7,6 +7,7 @@ Both are tried once on synthetic observations before training: ``reference=custo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -21,34 +22,24 @@ from torchrl.envs import EnvBase
 
 from klrl.base.errors import NonFiniteError
 from klrl.base.seeds import generators_kept
-from klrl.config import CustomActorConfig, OwnPart
+from klrl.config import CONTROL, CustomActorConfig, OwnPart, factory
 from klrl.config.own import PartError, config_errors, import_target, make_own
 from klrl.config.own.find import arguments, setting_text
 from klrl.control.env.observation import Layout, ObservationPart
-from klrl.control.policy.actor import (
-    categorical_agent,
-    fitting_agent,
-    normal_agent,
-    tanh_normal_agent,
-)
 from klrl.control.policy.distributions import Categorical, MultiCategorical, Normal
 from klrl.control.policy.encoders import images_of
 from klrl.control.policy.networks import Agent, PolicyNet
 from klrl.kl.reference import flat_policy
 
-#: ``actor.distribution`` -> the function that builds its agent.
-_AGENTS: dict[str, Callable[..., Agent]] = {
-    "auto": fitting_agent,
-    "normal": normal_agent,
-    "tanh_normal": tanh_normal_agent,
-    "categorical": categorical_agent,
-}
 _NETWORK = "return a network (torch.nn.Module)"
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=custom``; arguments as in :func:`klrl.control.policy.actor.make_agent`."""
-    agent = _AGENTS[config.distribution](config, env, **how)
+    # With auto, the action space chooses the distribution, as for actor=mlp.
+    chosen = "mlp" if config.distribution == "auto" else config.distribution
+    make = factory("actor", replace(config, name=chosen), CONTROL)
+    agent: Agent = make(config, env, **how)
     policy, layout = agent.policy_net, agent.layout
     inputs = policy.inputs if layout is None else given_sizes(layout)
     seen = agent.synthetic_observations(6)
