@@ -75,7 +75,7 @@ CONTROL = Domain(
         "on_task": "klrl.control.run.load:control_on_task",
         "evaluate": "klrl.control.run.evaluate:evaluate_trained",
         "film": "klrl.control.run.evaluate:film_trained",
-        "record": "klrl.control.run.demonstrations:record_trained",
+        "record": "klrl.control.run.evaluate:record_trained",
         "between": "klrl.control.run.evaluate:distances",
         "longest": "klrl.control.run.evaluate:longest_episode",
     },

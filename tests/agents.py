@@ -3,16 +3,25 @@
 import torch
 from tensordict import TensorDictBase
 from torch import nn
-from torchrl.envs import EnvBase
+from torchrl.envs import EnvBase, Transform, TransformedEnv
 
 from klrl.config import EnvConfig, GaussianActorConfig
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.env.copies import make_copies, transformed
+from klrl.control.policy.actor import make_agent
+from klrl.control.policy.networks import Agent
 from klrl.kl import freeze
 from klrl.train.loop import Training
 
 
 def gym(env_id: str, num_envs: int = 2, **kwargs: object) -> EnvConfig:
     return EnvConfig(env_id, kwargs, num_envs, True, 1.0, name="gym")
+
+
+def make_env(
+    config: EnvConfig, *, seed: int, transforms: tuple[Transform, ...] = ()
+) -> TransformedEnv:
+    """The environment of a rollout."""
+    return transformed(make_copies(config, seed=seed), transforms)
 
 
 def agent_of(

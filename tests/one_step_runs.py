@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from klrl.config import CONTROL, LANGUAGE, JobConfig
-from klrl.control.policy.actor import Agent
 from klrl.control.policy.distributions import Categorical, Params
-from klrl.control.policy.networks import PolicyNet, ValueNet
+from klrl.control.policy.networks import Agent, PolicyNet, ValueNet
 from klrl.control.run.step import BETA1, Columns
 from klrl.language.data import batch as layout
 from klrl.language.model.causal_lm import ValueHead
@@ -239,7 +238,7 @@ def control_run(config: JobConfig) -> OneStep:
         "make_agent": lambda *_, **__: agent,
         "preflight_checks": lambda *_, **__: [],
     }
-    with patch.multiple("klrl.control.run.parts", **instead):
+    with patch.multiple("klrl.control.run.build", **instead):
         training = Training(config)
     steps = training.parts.learner.steps
 

@@ -40,3 +40,25 @@ def generators_kept() -> Iterator[None]:
         yield
     finally:
         generators.load_state_dict(before)
+
+
+class Stream:
+    """A separate random stream: a state that is swapped into torch's global generator."""
+
+    def __init__(self, seed: int) -> None:
+        import torch
+
+        self._state = torch.Generator().manual_seed(seed).get_state()
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Let torch's global generator draw from this stream; restore the generator afterwards."""
+        import torch
+
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._state)
+        try:
+            yield
+        finally:
+            self._state = torch.get_rng_state()
+            torch.set_rng_state(before)

@@ -15,6 +15,8 @@ PLACEMENTS = ("reward", "loss", "split")
 OWN = "custom"
 #: Divergences of policy and reference; :mod:`klrl.kl.divergences` has the formulas.
 DIVERGENCES = ("reverse", "forward", "js")
+#: The largest number of joint actions over which klrl sums js, tv or a custom divergence.
+MOST_JOINT = 4096
 
 
 class Gradient(Enum):

@@ -14,7 +14,7 @@ from torch.distributions import Categorical
 
 from klrl.base.text import text_table
 from klrl.config import EnvConfig, GaussianActorConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.env.make import make_env
+from klrl.control.env.copies import make_copies
 from klrl.control.policy.actor import make_agent
 from klrl.control.run.kl import make_reference_kl
 from klrl.kl.estimators import ESTIMATORS, exact_kl
@@ -110,7 +110,7 @@ def _parity() -> Iterator[KnownNumber]:
     )
     for distribution in ("normal", "tanh_normal"):
         torch.manual_seed(0)
-        env = make_env(config, seed=0)
+        env = make_copies(config, seed=0)
         actor = GaussianActorConfig([32], "tanh", False, init_std=1.0, name=distribution)
         agent = make_agent(actor, env, normalize=True, separate=False)
         reference = freeze(agent.actor)

@@ -22,6 +22,8 @@ from klrl.kl.estimators import Estimator, as_mask, estimate_kl
 
 #: Key under "next" of every batch: the KL in nats, not multiplied by the coefficient.
 KL_KEY = "kl_penalty"
+#: Key under "next" of a control batch: the reward before the KL is charged.
+RAW_REWARD_KEY = "reward_raw"
 
 
 class ReferenceKL(nn.Module):

@@ -45,6 +45,14 @@ def cxx() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor has instructions for bfloat16 (AVX-512, AMX or ARM)."""
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def check_package(group: str, name: str) -> None:
     """Refuse a choice whose optional package is not installed."""
     choice = choice_of(group, name)

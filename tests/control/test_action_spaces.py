@@ -12,7 +12,7 @@ from torchrl.envs import TransformedEnv, check_env_specs
 
 from klrl.api import compose
 from klrl.base.errors import ConfigError
-from klrl.control.env.action_space import require_supported
+from klrl.control.env.contract import require_supported
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.policy.distributions import EXCLUDED, Bernoulli, MultiCategorical
 from klrl.control.run.preflight import check_job

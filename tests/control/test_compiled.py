@@ -16,11 +16,9 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from klrl.base.cache import Untrusted, cache_dir, compiling
-from klrl.base.errors import ConfigError
 from klrl.control.run import compiled
-from klrl.control.run.compiled import check_inputs, choose, decide
-from klrl.control.run.step import eager_step, loss_terms, pure_step
-from klrl.control.run.update import ControlSteps
+from klrl.control.run.compiled import choose, decide
+from klrl.control.run.step import check_inputs, eager_step, loss_terms, pure_step
 from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
 
@@ -88,27 +86,6 @@ def test_the_optimiser_is_torchs(optim: str, settings) -> None:
     mine = dict(experiment.parts.agent.modules.named_parameters())
     for name, value in twin.modules.named_parameters():
         torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-5)
-
-
-def test_an_optimiser_that_is_not_known_is_no_adam(settings) -> None:
-    experiment, _ = made(settings)
-    config = experiment.config
-    unknown = replace(config, optim=replace(config.optim, name="sgd"))
-    with pytest.raises(ConfigError, match="optim.name=sgd: is not registered"):
-        ControlSteps(unknown, experiment.parts.agent)
-
-
-def test_parameters_stay_views_of_the_flat_tensor(settings) -> None:
-    """After an update, a checkpoint's load and a move of the normaliser."""
-    experiment, batch = made(settings)
-    learner = experiment.parts.learner
-    learner.update(batch, 0.0)
-    experiment.parts.agent.modules.load_state_dict(
-        copy.deepcopy(experiment.parts.agent.modules.state_dict())
-    )
-    storage = learner.steps.optimizer.flat.untyped_storage().data_ptr()
-    for parameter in learner.steps.parameters:
-        assert parameter.untyped_storage().data_ptr() == storage
 
 
 @pytest.mark.services

@@ -248,7 +248,6 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
         ({"observation": torch.zeros(200, 4)}, (), "its observation has 4 numbers per frame"),
         ({"observation": torch.full((200, 3), math.nan)}, (), "its observation is not finite"),
         ({"action": None}, (), "holds no action"),
-        ({"action": torch.full((200, 1), 1e300, dtype=torch.float64)}, (), "its action is not"),
         ({"action": torch.full((200, 1), 1e38)}, (), "its action is not finite, or above 1e+15"),
         ({"episode": torch.full((200,), math.nan)}, (), "its episode is not finite"),
         (
@@ -279,19 +278,9 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
             "its observation has 0.5, which is no byte, index or mask of the task",
         ),
         (
-            {"observation": torch.full((200, 1764), 472), "action": DISCRETE},
-            PIXELS,
-            "its observation has 472, which",
-        ),
-        (
             {"observation": -PIXEL, "action": DISCRETE},
             PIXELS,
             "its observation has -1, which",
-        ),
-        (
-            {"observation": torch.full((200, 6), 0.5), "action": DISCRETE},
-            KEYED,
-            "its observation has 0.5, which is no byte, index or mask of the task",
         ),
         (
             {
@@ -386,14 +375,6 @@ def test_pre_tanh_that_was_recorded_is_read_where_the_action_is_saturated(traini
     assert float(data.frames["pre_tanh"].max()) == pytest.approx(math.atanh(1 - 1e-6), abs=1e-3)
     written("known", action=2 * torch.tanh(u), pre_tanh=u)
     assert float(training("actor=tanh_normal", data="known").parts.data.frames["pre_tanh"][0]) == 9
-
-
-def test_other_data_are_an_error_in_python(training) -> None:
-    written()
-    data = training().parts.data
-    with pytest.raises(ConfigError, match="its frames have changed"):
-        data.load_state_dict({"data": "0"})
-    data.load_state_dict(data.state_dict())
 
 
 @pytest.mark.integration

@@ -12,8 +12,7 @@ from torchrl.envs import check_env_specs
 from klrl.base.seeds import derived_seed
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.gym_make import make_one
-from klrl.control.env.make import make_env
-from tests.agents import gym
+from tests.agents import gym, make_env
 from tests.control.toys import Drifting
 
 KEYS = ("reward", "terminated", "truncated", "episode_reward", "step_count")

@@ -5,10 +5,9 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from klrl.control.env.make import make_env
 from klrl.control.policy.networks import ObservationNormalizer
 from klrl.kl import exact_kl, freeze
-from tests.agents import agent_of, gym
+from tests.agents import agent_of, gym, make_env
 
 
 def agent_for(env_id: str, distribution: str, **how: object):

@@ -13,16 +13,16 @@ from klrl.api import compose
 from klrl.base.errors import ConfigError, EnvError
 from klrl.config import ActorConfig, CNNActorConfig
 from klrl.control.env.catch import Catch
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_copies, make_env
+from klrl.control.env.copies import VectorGymEnv, make_copies
 from klrl.control.env.observation import layout_of
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.policy.actor import make_agent
 from klrl.control.policy.encoders import images_of
+from klrl.control.policy.networks import Agent
 from klrl.control.run.preflight import check_env
+from klrl.control.run.rollout import VectorRollout
 from klrl.control.run.step import Columns
-from klrl.control.run.vector import VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
-from tests.agents import agent_of, apart, gym
+from tests.agents import agent_of, apart, gym, make_env
 from tests.control.toys import unpacked
 
 CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
@@ -170,11 +170,6 @@ def test_bytes_travel_as_bytes() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"matrix": None}, "observation has no matrix"),
-        (
-            {"matrix": np.zeros(6)},
-            r"observation's matrix has shape \(6,\), but its space has shape \(2, 3\)",
-        ),
         ({"grid": np.array([0, 0])}, r"observation's grid is \[0, 0\], outside its space"),
         ({"action_mask": np.zeros(2)}, "action_mask allows no action, but the episode has not end"),
         ({"action_mask": np.ones(3)}, r"action_mask has shape \(3,\), but its space has shape \(2"),
@@ -186,8 +181,9 @@ def test_what_is_no_observation_is_told_in_a_line(change, named) -> None:
         observation_space, action_space = spaces.Dict(PARTS), TWO
 
         def reset(self, *, seed=None, options=None):
-            shown = self.observation_space.sample() | {"action_mask": np.ones(2, np.int8)} | change
-            return {key: value for key, value in shown.items() if value is not None}, {}
+            return self.observation_space.sample() | {
+                "action_mask": np.ones(2, np.int8)
+            } | change, {}
 
     gymnasium.registry.pop("klrl-test/Wrong-v0", None)
     gymnasium.register("klrl-test/Wrong-v0", Wrong, disable_env_checker=True)
@@ -271,14 +267,6 @@ def test_an_excluded_action_has_no_probability(where: str) -> None:
     assert k1.isfinite().all()
 
 
-def test_a_mask_that_allows_nothing_ends_the_run_in_a_line() -> None:
-    env = made("Masked", kwargs={"empty_at": 2})
-    env.reset_native()
-    env.step_native(np.argmax(env._observations[:, -6:], -1))
-    with pytest.raises(EnvError, match="step 2 of copy 0: action_mask allows no action"):
-        env.step_native(np.argmax(env._observations[:, -6:], -1))
-
-
 @pytest.mark.parametrize("where", ["observation", "info", "several"])
 def test_no_excluded_action_is_ever_given(where: str) -> None:
     """Not by the check before a run, nor by the native loop; the environment would raise."""
@@ -332,13 +320,10 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
             "masks Discrete and MultiDiscrete actions, but its actions are Box",
         ),
         (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is only a mask"),
-        (MANY, TWO, "auto", r"the space Discrete\(16777217\) has a number of over 2\^24 values"),
         (spaces.Dict(a=MANY, b=TWO), TWO, "auto", r"Discrete\(16777217\) has"),
-        (spaces.MultiDiscrete([[2], [MANY.n]]), TWO, "auto", r"\[ *2\] \[16777217\]\]\) has"),
-        (spaces.Box(-1, 1, (1,)), MANY, "auto", r"Discrete\(16777217\) has"),
         (spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, MANY.n]), "auto", "16777217.* has"),
     ],
-    ids=range(9),
+    ids=range(6),
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:
@@ -361,20 +346,18 @@ def test_gymnasiums_wrappers_are_applied_from_the_inside() -> None:
         "{target: gymnasium.wrappers:FrameStackObservation, args: {stack_size: 3}}",
     ]
     wrappers = gymnasium.wrappers
-    colour = wrappers.TransformObservation(
-        Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)
-    )
+
+    def colour() -> gymnasium.Env:
+        space = spaces.Box(0, 255, (42, 42, 3), np.uint8)
+        return wrappers.TransformObservation(Catch(), lambda x: x.repeat(3, -1), space)
+
     gymnasium.registry.pop("klrl-test/Colour-v0", None)
-    gymnasium.register("klrl-test/Colour-v0", lambda: colour)
+    gymnasium.register("klrl-test/Colour-v0", colour)
     config = compose("env.id=klrl-test/Colour-v0", f"env.wrappers=[{','.join(words)}]", "actor=cnn")
     env = make_copies(config.env, seed=0, num_envs=1)
     assert env.layout.images[0].pixels == (3, 21, 84)
-    twin = wrappers.TransformObservation(
-        Catch(), lambda x: x.repeat(3, -1), spaces.Box(0, 255, (42, 42, 3), np.uint8)
-    )
-    by_hand = wrappers.FrameStackObservation(
-        wrappers.ReshapeObservation(wrappers.GrayscaleObservation(twin), (21, 84)), 3
-    )
+    grey = wrappers.ReshapeObservation(wrappers.GrayscaleObservation(colour()), (21, 84))
+    by_hand = wrappers.FrameStackObservation(grey, 3)
     shown, _ = by_hand.reset(seed=0)
     np.testing.assert_array_equal(env.reset_native(seeds=[0])[0].reshape(3, 21, 84), shown)
     for action in (0, 2, 1):

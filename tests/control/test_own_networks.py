@@ -1,7 +1,6 @@
 """Networks of the user's own on images and keys: what they are given, and what that comes to."""
 
 import numpy as np
-import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -11,8 +10,9 @@ from klrl.config.fields import OwnPart
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.observation import layout_of
 from klrl.control.policy.actor import make_agent
-from klrl.control.policy.encoders import given, given_sizes, nature
-from tests.control.toys import Counted, unpacked
+from klrl.control.policy.encoders import nature
+from klrl.control.policy.own import given, given_sizes
+from tests.control.toys import unpacked
 
 CATCH = "klrl.control.env.catch:klrl/Catch-v0"
 KEYED = "tests.control.toys:klrl-test/Keyed-v0"
@@ -42,18 +42,6 @@ class Keys(nn.Module):
     def forward(self, seen):
         parts = (seen.pop("bright").mean((1, 2, 3)), seen["inner.number"], seen["inner.turned"])
         return self.linear(torch.cat([parts[0].unsqueeze(-1), *parts[1:]], -1))
-
-
-class Frames(nn.Module):
-    """A GRU over the two frames of one observation: a function of it alone."""
-
-    def __init__(self, inputs, outputs: int = 1) -> None:
-        super().__init__()
-        self.cell, self.head = nn.GRU(inputs // 2, 8, batch_first=True), nn.Linear(8, outputs)
-
-    def forward(self, seen):
-        frames = seen.reshape(-1, 2, seen.shape[-1] // 2)
-        return self.head(self.cell(frames)[0][:, -1]).reshape(*seen.shape[:-1], -1)
 
 
 def agent_of(env: VectorGymEnv, target: str, critic: str | None = None):
@@ -117,18 +105,6 @@ def test_keys_are_given_by_name_numbers_one_hot_and_no_mask() -> None:
         torch.testing.assert_close(found["grid"][row], expected)
 
 
-class Planes(nn.Module):
-    """A linear layer over the means of the planes of a board."""
-
-    def __init__(self, inputs, outputs: int = 1) -> None:
-        super().__init__()
-        assert inputs == (7, 5, 5)
-        self.linear = nn.Linear(7, outputs)
-
-    def forward(self, board):
-        return self.linear(board.mean((-1, -2)))
-
-
 class OneHot(nn.Module):
     """A linear layer over a one-hot number."""
 
@@ -138,21 +114,6 @@ class OneHot(nn.Module):
 
     def forward(self, seen):
         return self.linear(seen)
-
-
-@pytest.mark.parametrize(
-    ("many", "board", "target"), [(7, True, "Planes"), (5000, False, "OneHot")]
-)
-def test_an_own_network_reads_a_board_from_0_to_1_and_many_numbers_one_hot(
-    many: int, board: bool, target: str
-) -> None:
-    env = VectorGymEnv("X", 2, make=lambda: Counted(many, board))
-    own = agent_of(env, target)
-    data = env.rollout(3, policy=own.actor)
-    seen = unpacked(env.layout, data["observation"].numpy())[""]
-    number = torch.from_numpy(seen[:, :, 0, 0].argmax(-1) if board else seen).long()
-    linear = own.policy_net.head.network.linear
-    torch.testing.assert_close(data["logits"], linear(torch.eye(many)[number]))
 
 
 def test_an_own_network_on_keys_acts_and_scores() -> None:
@@ -189,8 +150,3 @@ def test_a_network_may_give_the_whole_gaussian() -> None:
     found = agent.policy_net(seen)
     torch.testing.assert_close(found, (loc.unsqueeze(-1), scale.exp().unsqueeze(-1)))
     assert agent.policy_net.log_std is None
-
-
-def test_a_recurrent_cell_may_read_inside_one_observation() -> None:
-    env = VectorGymEnv("CartPole-v1", 1)
-    assert isinstance(agent_of(env, "Frames").policy_net.head.cell, nn.GRU)

@@ -13,7 +13,7 @@ import klrl
 from klrl.base.errors import ConfigError
 from klrl.config import OwnPart
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.policy.own_reference import own_reference
+from klrl.control.policy.own import own_reference
 from klrl.control.run.evaluate import measure_of
 from klrl.train.policy_kl import kl_between
 from klrl.train.verify import Record, verify_record
@@ -119,8 +119,9 @@ def test_other_numbers_of_heads_and_weight_on_padding_are_refused() -> None:
 
 
 def by_key(observation):
+    """Also writes to its observation, which must leave the rollout alone."""
     assert observation["inner.number"].shape[1:] == (4,)
-    return d.Categorical(logits=observation["bright"][:, :3])
+    return d.Categorical(logits=observation["bright"].mul_(2)[:, :3])
 
 
 def flat(observation):
@@ -134,7 +135,9 @@ def test_it_gets_the_keys_of_an_observation_and_klrl_applies_the_mask() -> None:
         agent = agent_of(env)
         own = own_reference("reference", OwnPart(f"{__name__}:{function.__name__}"), agent)
         seen = env.rollout(3, auto_cast_to_device=False)["observation"]
+        before = seen.clone()
         (logits,) = own[0].module(seen)
+        assert torch.equal(seen, before)
         assert logits.shape[:-1] == seen.shape[:-1]
         if name == "Masked":
             assert torch.equal(logits == -1e9, seen[..., -6:] == 0)
@@ -155,16 +158,6 @@ def upright(observation, gain: float = 1.0):
 """
 
 
-def overwriting(observation):
-    mean = observation[..., 2:].clone()
-    observation.zero_()
-    return d.Normal(mean, torch.ones_like(mean))
-
-
-def reading(observation):
-    return d.Normal(observation[..., 2:], torch.ones_like(observation[..., 2:]))
-
-
 def far(observation):
     loc = observation[..., 2:]
     loc = torch.where(loc.abs() > 3, torch.nan, loc)
@@ -181,15 +174,6 @@ def test_a_mean_that_is_nan_in_some_states_is_named_by_reference_and_key(capsys)
         code, _, error = said(capsys, *words)
         assert code == 1
         assert f"failed: {name}: gave loc=[nan] for observation=[" in error.splitlines()[-1]
-
-
-def test_a_function_that_writes_to_its_observation_leaves_the_rollout_alone() -> None:
-    rows = []
-    for target in ("overwriting", "reading"):
-        words = ("reference=custom", f"reference.target=tests.control.test_own_reference:{target}")
-        assert exits(*QUICK, *words, f"hydra.run.dir={target}") == 0
-        rows.append(timeless(rows_of(Path(target))))
-    assert rows[0] == rows[1]
 
 
 @pytest.mark.integration
@@ -218,17 +202,6 @@ def test_klrl_kl_is_the_hand_computation_and_the_record_is_true() -> None:
     verify_record(Path("run"), klrl.load_run("run").config, "cpu", record := Record())
     assert record.ok
     assert "eval/kl_ref" in " ".join(record.looked)
-
-
-@pytest.mark.integration
-def test_a_student_learns_a_policy_of_the_users() -> None:
-    Path("teaching.py").write_text(MINE, encoding="utf-8")
-    words = ("experiment=distill", "reference=custom", "reference.target=teaching:upright")
-    words = (*words, "env.normalize_observation=true", "frames=4096", "env.num_envs=2")
-    words = (*words, "collector.steps=128", "learner.minibatches=4", "optim.lr=0.01")
-    assert exits(*words, "eval.every=0", "logger=none", "hydra.run.dir=run") == 0
-    rows = rows_of(Path("run"))
-    assert rows[-1]["kl/ref/exact"] < 0.3 * rows[0]["kl/ref/exact"]
 
 
 def teacher(path: str):

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from klrl.config import AdvantageConfig
 from klrl.control.run.advantage import RewardNormalizer, learned_reward
-from klrl.control.run.kl import RAW_REWARD_KEY
+from klrl.kl.charge import RAW_REWARD_KEY
 from klrl.runs.rows import read_rows
 from klrl.train.loop import Training
 from tests.conftest import QUICK

@@ -13,8 +13,7 @@ from klrl.config import CNNActorConfig, Config, CustomActorConfig, GaussianActor
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
 from klrl.config.explain import described
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_copies
+from klrl.control.env.copies import VectorGymEnv, make_copies
 from klrl.control.policy.actor import make_agent, range_notes
 from tests.config.test_yaml import ASKING, installed
 from tests.control.toys import Drifting, Unseeded
@@ -215,19 +214,11 @@ class Coin(Drifting):
         return np.array([self.position]), {}
 
 
-class Walled(Drifting):
-    """Has no chance at all."""
-
-    def noise(self) -> float:
-        return 0.0
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
         (OwnGenerator, True),
         (partial(OwnGenerator, each=True), True),
-        (Walled, True),
         (lambda: gymnasium.make("FrozenLake-v1", is_slippery=False), True),
         (lambda: gymnasium.make("FrozenLake-v1"), False),
         (Drifting, False),
@@ -236,7 +227,7 @@ class Walled(Drifting):
         (Unseeded, False),
         (lambda: gymnasium.wrappers.NormalizeObservation(Drifting()), False),
     ],
-    ids=range(10),
+    ids=range(9),
 )
 def test_copies_that_ignore_their_seeds_are_told(make, told: bool) -> None:
     lines: list[str] = []

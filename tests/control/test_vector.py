@@ -12,21 +12,19 @@ from torchrl.envs import Compose, RewardSum, StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from klrl.base.errors import NonFiniteError
-from klrl.config import CNNActorConfig
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_env, transformed
+from klrl.control.env.copies import VectorGymEnv, transformed
 from klrl.control.policy.acting import NumpyActing, TorchActing, arrays_of, make_acting
-from klrl.control.policy.actor import Agent, make_agent
 from klrl.control.policy.distributions import Normal
-from klrl.control.run.rollout import TorchRLRollout
-from klrl.control.run.vector import VectorRollout
+from klrl.control.policy.networks import Agent
+from klrl.control.run.rollout import TorchRLRollout, VectorRollout
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
-from tests.agents import agent_of, gym, moved
+from tests.agents import agent_of, gym, make_env, moved
 from tests.conftest import marked
-from tests.control.toys import ACTIONS, Drifting
+from tests.control.toys import Drifting
 
 CPU = torch.device("cpu")
 COPIES, STEPS = 3, 130
+TOYS = "tests.control.toys:klrl-test"
 
 
 def make_actor(distribution: str, env, activation: str = "tanh") -> Agent:
@@ -69,6 +67,8 @@ CASES = {
     "tanh_normal": ("Pendulum-v1", "tanh_normal", None),
     "cartpole": ("CartPole-v1", "categorical", None),
     "hopper": ("Hopper-v5", "normal", None),
+    "several": (f"{TOYS}/Copying-v0", "categorical", None),
+    "masked": (f"{TOYS}/Masked-v0", "categorical", None),
     "legacy_online": (
         "CartPole-v1",
         "categorical",
@@ -85,7 +85,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    "case", marked("integration", CASES, "pendulum", "cartpole", "tanh_normal", "hopper")
+    "case", marked("integration", CASES, "pendulum", "cartpole", "hopper", "several", "masked")
 )
 def test_the_same_actions_give_the_same_batch(case: str) -> None:
     """Two rollouts in a row, over several ends of episodes; every key of either side."""
@@ -139,9 +139,6 @@ def test_actions_are_draws_of_the_policy(distribution: str) -> None:
         assert abs(float((z[:, 1:] * z[:, :-1]).mean())) < 0.03, "no noise is used twice"
 
 
-COPYING = "tests.control.toys:klrl-test/Copying-v0"
-
-
 @pytest.mark.parametrize(
     ("env_id", "action", "distribution", "activation"),
     [
@@ -149,8 +146,8 @@ COPYING = "tests.control.toys:klrl-test/Copying-v0"
         ("Hopper-v5", None, "tanh_normal", "relu"),
         ("Hopper-v5", None, "normal", "elu"),
         ("CartPole-v1", None, "categorical", "silu"),
-        (COPYING, "multi_discrete", "categorical", "tanh"),
-        (COPYING, "multi_binary", "categorical", "relu"),
+        (f"{TOYS}/Copying-v0", "multi_discrete", "categorical", "tanh"),
+        (f"{TOYS}/Copying-v0", "multi_binary", "categorical", "relu"),
     ],
 )
 def test_numpy_and_torch_act_alike(env_id, action, distribution, activation) -> None:
@@ -192,41 +189,6 @@ def test_numpy_acts_without_a_warning_on_large_numbers(activation: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("toy", "kwargs"),
-    [
-        *(("Copying", {"action": action}) for action in ACTIONS),
-        *(("Keyed", {"image": False}), ("Keyed", {}), ("Masked", {})),
-    ],
-    ids=str,
-)
-def test_both_collectors_record_the_same_policy(toy: str, kwargs: dict) -> None:
-    batches = []
-    for make in (
-        lambda env, agent: VectorRollout(env, agent, 12, CPU),
-        lambda env, agent: TorchRLRollout(env, agent, 12, CPU),
-    ):
-        torch.manual_seed(1)
-        env = make_env(gym(f"tests.control.toys:klrl-test/{toy}-v0", **kwargs), seed=3)
-        cnn = CNNActorConfig([8], "relu", True, init_std=1.0, arch="impala", scale=None, name="cnn")
-        images = env.layout is not None and env.layout.images
-        agent = make_agent(cnn, env, normalize=True, separate=False) if images else agent_of(env)
-        rollout = make(env, agent)
-        batches.append(rollout.collect())
-        rollout.close()
-        log_prob = agent.actor.get_dist(batches[-1].copy()).log_prob(batches[-1]["action"])
-        torch.testing.assert_close(batches[-1]["action_log_prob"], log_prob)
-    native, torchrls = batches
-    params = {key: native.get(key) for key in agent.family.param_keys}
-    log_prob = agent.family.distribution(**params).log_prob(native.get("action"))
-    torch.testing.assert_close(native.get("action_log_prob"), log_prob)
-    shared = set(torchrls.keys(True, True)) & set(native.keys(True, True))
-    assert {"observation", "action", *agent.family.param_keys} <= shared
-    for key in shared:
-        assert native.get(key).shape == torchrls.get(key).shape, key
-        assert native.get(key).dtype == torchrls.get(key).dtype, key
-
-
 def test_a_mirror_is_one_copy_of_what_is_else_read_in_place() -> None:
     """``copied`` is for the parameters of a GPU."""
     tensors = [nn.Parameter(torch.randn(3, 2)), torch.randn(3), torch.randn(2, 2, 2)]
@@ -250,23 +212,6 @@ def test_numpy_follows_weights_that_are_replaced() -> None:
     acting.begin(1, 1)
     acting._noise = None
     assert not np.allclose(acting.sample(0, observation), before)
-
-
-def test_a_simulator_that_diverges_is_named() -> None:
-    env = make_env(gym("Pendulum-v1", 2), seed=0)
-    agent = make_actor("normal", env)
-    rollout = VectorRollout(env, agent, 4, CPU)
-    step = env.base_env.step_native
-
-    def broken(action):
-        observation, reward, *ends = step(action)
-        observation = observation.copy()
-        observation[1] = np.nan
-        return (observation, reward, *ends)
-
-    env.base_env.step_native = broken
-    with pytest.raises(NonFiniteError, match=r"observation of Pendulum-v1 \(copy 1\)"):
-        rollout.collect()
 
 
 class Infinite(Drifting):

@@ -166,17 +166,14 @@ class Masked(gymnasium.Env):
 
     Args:
         where: of the mask: observation, info, or both halves of a MultiDiscrete (``several``).
-        empty_at: step whose mask allows nothing.
         strict: raise at an excluded action.
     """
 
     steps = 8
     count = 6
 
-    def __init__(
-        self, where: str = "observation", empty_at: int | None = None, strict: bool = False
-    ) -> None:
-        self._where, self._empty_at, self._strict = where, empty_at, strict
+    def __init__(self, where: str = "observation", strict: bool = False) -> None:
+        self._where, self._strict = where, strict
         several = where == "several"
         self.action_space = spaces.MultiDiscrete([6, 6]) if several else spaces.Discrete(6)
         plain = spaces.Box(-1, 1, (2,), np.float32)
@@ -193,7 +190,7 @@ class Masked(gymnasium.Env):
         for row in self._mask:
             first = int(self.np_random.integers(2))
             row[first::2] = 1
-        if self._step == self._empty_at or self._step == self.steps:
+        if self._step == self.steps:
             self._mask[:] = 0
         shown = np.zeros(2, np.float32)
         mask = self._mask.reshape(-1).copy()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import klrl
+from klrl.base.cuda_graph import capture
 from klrl.control.policy.acting import make_acting
-from klrl.control.policy.cuda_graph import capture
 from klrl.doctor.problems import KINDS, Problem
 from klrl.train.loop import Training
 from tests.conftest import QUICK

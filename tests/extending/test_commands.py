@@ -121,18 +121,3 @@ def test_other_processes_find_own_parts(mine: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1 job: 1 finished" in done.stdout
     assert len(rows_of(mine / "outputs/s/job")) == 2
-
-
-@pytest.mark.integration
-def test_a_changed_reference_is_another_job(klrl, mine: Path) -> None:
-    words = ("-m", "sweep=s", "env=pendulum", "reference=custom", *SHORT, "logger=none")
-    words = (*words, "reference.target=anchors:upright", "reference.args.gain=0.5,1")
-    assert "2 jobs, 2 to start" in klrl(*words, cwd=mine)[1]
-    assert "2 jobs, 2 finished before" in klrl(*words, cwd=mine)[1]
-    run = min((mine / "outputs/s").glob("*/manifest.json")).parent
-    source = (mine / "anchors.py").read_text("utf-8")
-    (mine / "anchors.py").write_text(source.replace("ones_like", "zeros_like"), encoding="utf-8")
-    for words in ((f"resume={run}", "frames=256"), ("evaluate", str(run), "--episodes", "1")):
-        code, _, err = klrl(*words, cwd=mine)
-        assert code == 2
-        assert "reference.target=anchors:upright: " in err

@@ -11,13 +11,12 @@ from torchrl.objectives import KLPENPPOLoss
 
 import klrl.objectives
 from klrl.config import ClipConfig, KLPENConfig
-from klrl.control.env.make import make_env
 from klrl.control.run.step import draw, score
 from klrl.losses import DoublingBeta
 from klrl.losses.beta import ForwardBeta
 from klrl.losses.policy import ClipLoss, KLPENLoss
 from klrl.losses.terms import critic_loss
-from tests.agents import agent_of, gym, moved
+from tests.agents import agent_of, gym, make_env, moved
 
 SHARED = {
     "entropy_bonus": True,

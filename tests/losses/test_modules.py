@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from klrl.losses import BetaHook, KLPENPPOLoss
-from tests.agents import agent_of, gym
+from tests.agents import agent_of, gym, make_env
 from tests.losses.test_functional import _double, data, total_of  # noqa: F401 (a fixture)
 
 QUIET = pytest.mark.filterwarnings("ignore:.*entropy.*:UserWarning")
@@ -64,8 +64,6 @@ def test_the_hook_moves_beta_once_per_iteration_of_torchrls_trainer() -> None:
     from torchrl.collectors import Collector
     from torchrl.objectives.value import GAE
     from torchrl.trainers import Trainer
-
-    from klrl.control.env.make import make_env
 
     torch.set_default_dtype(torch.float32)
     agent = agent_of(make_env(gym("Pendulum-v1"), seed=0), "normal", normalize=False)

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from klrl.base.digits import number
-from klrl.control.run.advantage import RewardNormalizer
-from klrl.control.run.kl import RAW_REWARD_KEY
 from klrl.control.run.parts import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
-from klrl.kl.charge import KL_KEY, ReferenceKL
+from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
 from klrl.language.data.batch import Responses, make_batch
 from klrl.language.run.kl import CHARGED
 from klrl.language.run.record import rewards_of as language_rewards
@@ -89,7 +87,7 @@ def control_row() -> dict[str, float]:
     batch = TensorDict({"next": after}, [2, 1])
     names = (*ESTIMATES, "div/ref/charged", "div/ref/charged_error")
     measured = {name: torch.tensor(0.1) for name in names}
-    row = row_of(CONTROL, batch, control_rewards(batch, KL, RewardNormalizer(0.9)), measured)
+    row = row_of(CONTROL, batch, control_rewards(batch, KL, scale=1.0), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1, kls=KLS).row
 

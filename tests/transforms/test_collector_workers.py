@@ -10,10 +10,9 @@ from torch import nn
 from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 
-from klrl.control.env.make import make_env
-from klrl.control.policy.actor import Agent
+from klrl.control.policy.networks import Agent
 from klrl.kl import KLConstrainedTransform, KLRewardTransform, RetrieveKL, exact_kl, freeze
-from tests.agents import agent_of, gym, moved
+from tests.agents import agent_of, gym, make_env, moved
 
 pytestmark = pytest.mark.services
 

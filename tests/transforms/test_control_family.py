@@ -7,7 +7,6 @@ from torchrl.collectors import Collector
 from torchrl.envs import ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
 
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_env
 from klrl.kl import (
     KLConstrainedTransform,
     KLDivergenceTransform,
@@ -15,7 +14,7 @@ from klrl.kl import (
     RewardAdjustmentTransform,
     exact_kl,
 )
-from tests.agents import agent_of, apart, gym
+from tests.agents import agent_of, apart, gym, make_env
 from tests.transforms.heads import TwoHeads, by_hand, two_headed_actor
 from tests.transforms.toys import COEF, charge
 

@@ -13,13 +13,12 @@ from torchrl.envs import (
     EnvBase,
     FrameSkipTransform,
     RewardSum,
-    SerialEnv,
     StepCounter,
     TransformedEnv,
     check_env_specs,
 )
 
-from klrl.kl import RetrieveKL, SendToWorkers
+from klrl.kl import RetrieveKL
 from tests.transforms.test_control_family import case
 from tests.transforms.toys import COEF, charge
 
@@ -151,20 +150,13 @@ def test_torchrl_still_loses_the_place_of_a_nested_transform() -> None:
 SKIP = 4
 
 
-def in_a_worker(env, kl, policy):
-    inner = TransformedEnv(env, Compose(SendToWorkers(policy), kl))
-    return TransformedEnv(SerialEnv(1, lambda: inner), FrameSkipTransform(SKIP))
-
-
 INSIDE = {
-    "around": lambda env, kl, _: TransformedEnv(
+    "around": lambda env, kl: TransformedEnv(
         TransformedEnv(env, kl), FrameSkipTransform(SKIP), auto_unwrap=True
     ),
-    "apart": lambda env, kl, _: TransformedEnv(
-        TransformedEnv(env, kl), FrameSkipTransform(SKIP), auto_unwrap=False
-    ),
-    "behind": lambda env, kl, _: TransformedEnv(env, Compose(kl, FrameSkipTransform(SKIP))),
-    "in a worker": in_a_worker,
+    "behind": lambda env, kl: TransformedEnv(env, Compose(kl, FrameSkipTransform(SKIP))),
+    "nested": lambda env, kl: TransformedEnv(env, Compose(Compose(kl), FrameSkipTransform(SKIP))),
+    "appended": lambda env, kl: TransformedEnv(env, kl).append_transform(FrameSkipTransform(SKIP)),
 }
 
 
@@ -172,9 +164,8 @@ INSIDE = {
 @pytest.mark.parametrize("form", INSIDE)
 def test_a_kl_inside_is_refused(form: str, kind: str) -> None:
     env, policy, reference, _ = case("pendulum")
-    around = INSIDE[form](env, held(kind, policy, reference), policy)
     with pytest.raises(RuntimeError, match="KL of one action would be charged 4 times; put"):
-        around.rollout(2, policy)
+        INSIDE[form](env, held(kind, policy, reference)).rollout(2, policy)
 
 
 @pytest.mark.parametrize("kind", KINDS)

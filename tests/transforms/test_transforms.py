@@ -10,14 +10,13 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.env.make import make_env
 from klrl.control.run.kl import annotate, make_reference_kl, measure
 from klrl.kl import (
     KLRewardTransform,
     estimate_kl,
     freeze,
 )
-from tests.agents import agent_of, apart, gym, moved
+from tests.agents import agent_of, apart, gym, make_env, moved
 from tests.transforms.toys import COUNT, actor
 
 COEF = 0.5
@@ -87,8 +86,8 @@ def test_at_every_step_or_once_per_rollout_is_the_same(mode, env_id, distributio
 def test_measured_kls_are_those_of_torchs_distributions() -> None:
     agent, reference, config = moved_agent("Pendulum-v1", "tanh_normal")
     batch = rollout(config, agent.actor)
-    annotate(batch, reference, agent.family)
-    measured = measure(batch, agent.family)
+    annotate(batch, reference, agent)
+    measured = measure(batch, agent)
     ref = reference.get_dist_params(batch.select("observation"))
     dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, ref)]
     exact = torch.distributions.kl_divergence(*dists).mean()

@@ -20,10 +20,9 @@ from torchrl.envs import (
     step_mdp,
 )
 
-from klrl.control.env.make import make_env
 from klrl.kl import SendToWorkers
 from klrl.kl.policies import score
-from tests.agents import agent_of, apart, gym
+from tests.agents import agent_of, apart, gym, make_env
 from tests.transforms.heads import TwoHeads, two_headed_actor
 from tests.transforms.test_control_family import case
 from tests.transforms.toys import COEF, charge

@@ -14,7 +14,7 @@ from klrl.config.types import Part, Values
 ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
 
 
-@registered("env", "gym", control="control.env.make:gym")
+@registered("env", "gym", control="control.env.copies:gym")
 class EnvConfig(ChoiceConfig):
     """Any Gymnasium id, with untuned settings: env=gym env.id=MountainCarContinuous-v0."""
 
@@ -49,7 +49,7 @@ class EnvConfig(ChoiceConfig):
         return f"env.id={self.id}"
 
 
-@registered("env", "custom", control="control.env.make:custom")
+@registered("env", "custom", control="control.env.copies:gym")
 class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
@@ -137,7 +137,7 @@ class CNNActorConfig(GaussianActorConfig):
 @registered(
     "collector", "torchrl", "TorchRL's Collector", control="control.run.rollout:TorchRLRollout"
 )
-@registered("collector", "vector", control="control.run.vector:VectorRollout")
+@registered("collector", "vector", control="control.run.rollout:VectorRollout")
 class CollectorConfig(ChoiceConfig):
     """klrl's own loop over the batched environment; its batches are in TorchRL's format."""
 

@@ -32,25 +32,28 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase
+from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.base.errors import FAULTS, ConfigError, EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.env.action_space import conversion, conversion_note, require_supported
-from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
-from klrl.control.env.gym_make import make_gym, wrappers_of
-from klrl.control.env.observation import Layout, Packed, flattened, layout_of
-from klrl.control.env.results import (
+from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
+from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
     REAL,
+    conversion,
+    conversion_note,
     fault,
     require_flag,
     require_number,
     require_observation,
     require_picture,
+    require_supported,
 )
+from klrl.control.env.episodes import Episodes, Say, any_action, replayed, why_unrepeatable
+from klrl.control.env.gym_make import make_gym, make_one, wrappers_of
+from klrl.control.env.observation import Layout, Packed, flattened, layout_of
 
 if TYPE_CHECKING:
     from klrl.control.env.mujoco_batch import MujocoBatch
@@ -65,7 +68,7 @@ class VectorGymEnv(EnvBase):
     (:mod:`klrl.control.env.mujoco_batch`).
 
     ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
-    (:mod:`klrl.control.env.observation`). Actions are flat (:mod:`klrl.control.env.action_space`):
+    (:mod:`klrl.control.env.observation`). Actions are flat (:mod:`klrl.control.env.contract`):
     float32 [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
     Box actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
 
@@ -333,7 +336,9 @@ class VectorGymEnv(EnvBase):
     def keep_episodes(self, say: Say = lambda _: None) -> str:
         """Record episodes from the next reset on, or return the reason why none can be replayed."""
         if self._episodes is None:
-            if why := why_unrepeatable(self._make, self._step_timeout, say):
+            masked = self.layout is not None and self.layout.masked
+            draw = self.layout.allowed_action if self.layout and masked else any_action
+            if why := why_unrepeatable(self._make, self._step_timeout, say, draw):
                 return why
             self._episodes = Episodes(self._answers)
         return ""
@@ -379,7 +384,7 @@ def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
 
 
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
-    """Make the spec of the flat actions [N, ...], see :mod:`klrl.control.env.action_space`."""
+    """Make the spec of the flat actions [N, ...], see :mod:`klrl.control.env.contract`."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
         return Categorical(int(space.n), shape=(n,), dtype=torch.int64)
@@ -395,3 +400,37 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     bounds = (np.tile(x.reshape(-1), (n, 1)) for x in (space.low, space.high))
     low, high = (torch.as_tensor(x, dtype=torch.float32) for x in bounds)
     return Bounded(low, high, shape=(n, size), dtype=torch.float32)
+
+
+# ------------------------------------------------------------------- the environment of a setting
+
+
+def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+    """Make the copies of the chosen ``env`` as one batched environment."""
+    copies: VectorGymEnv = factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
+    return copies
+
+
+def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+    """``env=gym`` and ``env=custom``; arguments as in :func:`make_copies`."""
+    return VectorGymEnv(
+        config.id,
+        num_envs or config.num_envs,
+        seed=seed,
+        step_timeout=config.step_timeout,
+        make=lambda: make_one(config),
+        setting=config.named,
+        action_mask=config.action_mask,
+        channels=config.channels,
+        # The user's function may build a different simulator for each copy.
+        batch=not isinstance(config, CustomEnvConfig),
+    )
+
+
+def transformed(copies: EnvBase, transforms: tuple[Transform, ...] = ()) -> TransformedEnv:
+    """Add the transforms of a rollout to the copies.
+
+    The transforms for an episode's return (``episode_reward``) and length (``step_count``) come
+    first, so that the return sums the raw reward even if ``transforms`` subtract a KL.
+    """
+    return TransformedEnv(copies, Compose(RewardSum(), StepCounter(), *transforms))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -23,7 +23,6 @@ import torch
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
-from klrl.control.env.observation import Packed
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
@@ -31,6 +30,8 @@ LONGEST = 20_000
 _PAST, _COMPARED = 40, 24
 _STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
+#: Draws an action of a space that an observation allows.
+Draw = Callable[[Any, gymnasium.Space, np.random.Generator], object]
 Call = Callable[[Callable[[], Any]], Any]
 Make = Callable[[], gymnasium.Env]
 Say = Callable[[str], None]
@@ -78,24 +79,6 @@ class Episodes:
         return {"begun": begun, "actions": actions, "digests": self.digests.copy()}
 
 
-class Stream:
-    """A separate random stream: a state that is swapped into torch's global generator."""
-
-    def __init__(self, seed: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Let torch's global generator draw from this stream; restore the generator afterwards."""
-        before = torch.get_rng_state()
-        torch.set_rng_state(self._state)
-        try:
-            yield
-        finally:
-            self._state = torch.get_rng_state()
-            torch.set_rng_state(before)
-
-
 def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yield the resets and steps of :meth:`Episodes.state` in order, as (mask [N], actions).
 
@@ -112,7 +95,17 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 # ------------------------------------------------------------------------------------------ check
 
 
-def why_unrepeatable(make: Make, timeout: float | None = None, say: Say = lambda _: None) -> str:
+def any_action(seen: object, space: gymnasium.Space, rng: np.random.Generator) -> object:
+    """Draw an action from the generator of its space."""
+    return space.sample()
+
+
+def why_unrepeatable(
+    make: Make,
+    timeout: float | None = None,
+    say: Say = lambda _: None,
+    draw: Draw = any_action,
+) -> str:
     """Return the reason why seed and actions do not determine an episode; empty if they do.
 
     Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
@@ -122,28 +115,30 @@ def why_unrepeatable(make: Make, timeout: float | None = None, say: Say = lambda
         make: makes a copy.
         timeout: seconds that a step or a reset may take.
         say: gets a line if seeds change nothing, or if float32 loses changes of an observation.
+        draw: draws the actions, from the space's or the given generator.
     """
     call: Call = partial(within, timeout)
+    difference = partial(_difference, make, call, draw)
     try:
         with generators_kept(), np.errstate(all="ignore"):
             shown: Shown = []
-            why = _difference(make, call, _PAST, shown)
+            why = difference(_PAST, shown)
             _say_coarse(shown, say)
-            unlike = (_difference(make, call, 0, [], shift) for shift in range(1, 7))
+            unlike = (difference(0, [], shift) for shift in range(1, 7))
             if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
                 say(
                     "episodes: copies with seven different seeds begin the same one, given equal "
                     "actions; for chance, call super().reset(seed=seed), and use self.np_random"
                 )
             # If even two new copies differ, the cause is draws from elsewhere, not state.
-            return why + _STATE * bool(why and not _difference(make, call, 0, []))
+            return why + _STATE * bool(why and not difference(0, []))
     except TookTooLong:
         return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0) -> str:
+def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shift: int = 0) -> str:
     """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
 
     ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
@@ -151,17 +146,12 @@ def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0)
     with closing(call(make)) as played, closing(call(make)) as fresh:
         space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
         space.seed(0)
-        layout = played.layout if isinstance(played, Packed) and played.layout.masked else None
-
-        def drawn(seen: Any) -> object:
-            return space.sample() if layout is None else layout.allowed_action(seen, space, rng)
-
         seen, ended = None, True
         for _ in range(past):
             seen = _reset(played, 0, call) if ended else seen
             shown += [[]] * ended
             shown[-1].append(np.array(seen))
-            seen, answer = _step(played, drawn(seen), call)
+            seen, answer = _step(played, draw(seen, space, rng), call)
             ended = any(answer[2:])
         shown.append([np.array(_reset(played, seed, call)) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
@@ -169,7 +159,7 @@ def _difference(make: Make, call: Call, past: int, shown: Shown, shift: int = 0)
             if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift, call)):
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
-                action = drawn(seen)
+                action = draw(seen, space, rng)
                 seen, answer = _step(played, action, call)
                 if answer != _step(fresh, action, call)[1]:
                     return f"two copies with the same seed and actions differ in step {step}"

@@ -30,8 +30,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError
-from klrl.control.env.action_space import conversion
-from klrl.control.env.results import Misfit, require_observation
+from klrl.control.env.contract import Misfit, conversion, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]

@@ -33,8 +33,8 @@ from torchrl.data.utils import torch_to_numpy_dtype_dict
 from torchrl.envs import EnvBase, check_env_specs
 
 from klrl.base.errors import ConfigError, in_one_line
-from klrl.control.env.episodes import Stream
-from klrl.control.env.results import Misfit
+from klrl.base.seeds import Stream
+from klrl.control.env.contract import Misfit
 
 #: A key of a tensordict: a name, or a tuple for nested entries.
 Key = str | tuple[str, ...]

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from klrl.control.policy.actor import Agent
 from klrl.control.policy.distributions import (
     Bernoulli,
     Categorical,
@@ -22,7 +21,7 @@ from klrl.control.policy.distributions import (
     MultiCategorical,
     TanhNormalFamily,
 )
-from klrl.control.policy.networks import ObservationNormalizer, PolicyNet, linears
+from klrl.control.policy.networks import Agent, ObservationNormalizer, PolicyNet, linears
 
 Array = np.ndarray
 #: On a GPU machine, an MLP with fewer parameters than this still acts in numpy. For 8 environments,
@@ -189,7 +188,7 @@ class TorchActing:
         inputs = torch.from_numpy(observation)
         if self._device.type == "cuda":
             if self._captured is None:
-                from klrl.control.policy.cuda_graph import captured_forward
+                from klrl.base.cuda_graph import captured_forward
 
                 self._captured = captured_forward(self._net, inputs, self._device)
             outputs = self._captured(inputs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from torch.special import ndtr
 from torchrl.data import Binary, Bounded, TensorSpec
 from torchrl.data import Categorical as CategoricalSpec
 from torchrl.data import MultiCategorical as MultiCategoricalSpec
-from torchrl.envs import EnvBase
 from torchrl.envs.utils import ExplorationType, exploration_type
 from torchrl.modules import TanhNormal
 
@@ -32,7 +30,6 @@ from klrl.config import (
     factory,
 )
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.observation import Layout
 from klrl.control.policy.distributions import (
     Bernoulli,
     Categorical,
@@ -42,50 +39,13 @@ from klrl.control.policy.distributions import (
     TanhNormalFamily,
 )
 from klrl.control.policy.networks import (
-    Networks,
+    Agent,
     ObservationNormalizer,
     PolicyNet,
     ValueNet,
     VectorNormalizer,
     mlp,
 )
-
-
-@dataclass
-class Agent:
-    """A policy with its critic."""
-
-    actor: ProbabilisticTensorDictSequential
-    critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
-    family: Family
-    normalizer: ObservationNormalizer | None  # shared by both networks; None without normalisation
-    layout: Layout | None = None  # None if an observation is a plain vector
-
-    @property
-    def modules(self) -> nn.ModuleDict:
-        """Both networks, for checkpoints and moves between devices."""
-        return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
-
-    def to(self, device: torch.device) -> Agent:
-        """Move both networks and the family's tensors to a device."""
-        self.modules.to(device)
-        self.family.to(device)
-        return self
-
-    @property
-    def networks(self) -> Networks:
-        """Policy and critic without TorchRL's wrappers, as the learner calls them."""
-        return Networks(self.policy_net, self.value_net)
-
-    @property
-    def policy_net(self) -> PolicyNet:
-        """The policy without TorchRL's wrappers."""
-        return self.actor[0].module
-
-    @property
-    def value_net(self) -> ValueNet:
-        """The critic without TorchRL's wrapper."""
-        return self.critic.module
 
 
 class PreTanhSampler(ProbabilisticTensorDictModule):
@@ -139,7 +99,7 @@ class PreTanhSampler(ProbabilisticTensorDictModule):
 
 
 def make_agent(
-    config: ActorConfig, env: EnvBase, *, normalize: bool, separate: bool, mixed: bool = False
+    config: ActorConfig, env: VectorGymEnv, *, normalize: bool, separate: bool, mixed: bool = False
 ) -> Agent:
     """Build actor and critic for an environment.
 
@@ -177,19 +137,19 @@ def range_notes(config: ActorConfig, agent: Agent, env: VectorGymEnv) -> list[st
     ]
 
 
-def fitting_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+def fitting_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=mlp`` and ``actor=cnn``: discrete actions get a categorical, others a Gaussian."""
     discrete = _logits_of(env.action_spec_unbatched) is not None
     return (categorical_agent if discrete else normal_agent)(config, env, **how)
 
 
-def normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+def normal_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=normal``; arguments as in :func:`make_agent`."""
     width = env.action_spec_unbatched.shape[-1]
     return _agent(config, env, Normal(), width, config.init_std, **how)
 
 
-def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) -> Agent:
+def tanh_normal_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=tanh_normal``; arguments as in :func:`make_agent`."""
     spec = env.action_spec_unbatched
     assert isinstance(spec, Bounded)  # preflight checks this
@@ -197,7 +157,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: EnvBase, **how: bool) ->
     return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
 
 
-def categorical_agent(config: ActorConfig, env: EnvBase, **how: bool) -> Agent:
+def categorical_agent(config: ActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=categorical``: one categorical or a product; arguments as in :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
     assert logits is not None  # preflight checks this
@@ -220,7 +180,7 @@ def _logits_of(spec: TensorSpec) -> tuple[Family, int] | None:
 
 def _agent(
     config: ActorConfig,
-    env: EnvBase,
+    env: VectorGymEnv,
     family: Family,
     outputs: int,
     init_std: float | None,
@@ -230,16 +190,15 @@ def _agent(
     mixed: bool,
 ) -> Agent:
     """Build actor and critic for a family; ``outputs`` is the width of the policy's head."""
-    layout: Layout | None = getattr(env, "layout", None)
-    size = env.observation_spec_unbatched["observation"].shape[-1]
+    layout, size = env.layout, env.observation_spec_unbatched["observation"].shape[-1]
     # Only vectors are normalised, not images, indices or masks.
     normalizer: ObservationNormalizer | None = None
     if normalize and layout is None:
         normalizer = ObservationNormalizer(size)
     elif normalize and layout is not None and layout.vectors:
         normalizer = VectorNormalizer(layout.vectors)
-    policy_trunk = _trunk(config, size, layout, mixed)
-    value_trunk = policy_trunk if config.share_trunk else _trunk(config, size, layout, mixed)
+    policy_trunk = _trunk(config, env, mixed)
+    value_trunk = policy_trunk if config.share_trunk else _trunk(config, env, mixed)
     shared: nn.Module = normalizer or nn.Identity()
     masked = 0 if layout is None else layout.masked
     policy = PolicyNet(shared, policy_trunk, outputs, init_std, masked)
@@ -251,10 +210,9 @@ def _agent(
     return Agent(actor, critic, family, normalizer, layout)
 
 
-def _trunk(
-    config: ActorConfig, size: int, layout: Layout | None, mixed: bool = False
-) -> nn.Sequential:
+def _trunk(config: ActorConfig, env: VectorGymEnv, mixed: bool) -> nn.Sequential:
     """Build the hidden layers; with a layout, the encoders of its entries come first."""
+    layout, size = env.layout, env.observation_spec_unbatched["observation"].shape[-1]
     if layout is None:
         return mlp([size, *config.hidden], config.activation)
     if layout.images and isinstance(config, CustomActorConfig):

@@ -8,15 +8,14 @@ not encoded; :class:`klrl.control.policy.networks.PolicyNet` applies it to the l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from klrl.control.env.observation import Layout, ObservationPart
 from klrl.control.policy.networks import ACTIVATIONS, orthogonal
+from klrl.runs.machine import cpu_has_bfloat16
 
 #: Makes a CNN for a number of channels; the CNN maps [B, channels, height, width] to [B, F].
 MakeCNN = Callable[[int], nn.Module]
@@ -69,12 +68,6 @@ class Mixed(nn.Sequential):
         kind = observation.device.type
         with torch.autocast(kind, torch.bfloat16, kind != "cpu" or self._on_cpu):
             return super().forward(observation).float()
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether the processor has instructions for bfloat16 (AVX-512, AMX or ARM)."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def _encoder(
@@ -219,76 +212,3 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int, padding: int = 0)
     assert layer.bias is not None
     nn.init.zeros_(layer.bias)
     return layer
-
-
-# -------------------------------------------------------------------------- the user's networks
-
-#: Shape of an input tensor of the user's network, without the batch dimension.
-Size = int | tuple[int, int, int]
-#: Input of the user's network: a tensor for a single entry, else key -> tensor.
-Given = Tensor | Mapping[str, Tensor]
-
-
-class Unpacked(nn.Module):
-    """The user's network for transports [..., D], which :func:`given` splits into entries."""
-
-    def __init__(self, layout: Layout, network: nn.Module) -> None:
-        super().__init__()
-        self.layout, self.network = layout, network
-
-    def forward(self, transports: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Compute the network's outputs [..., F] for every transport."""
-        leading = transports.shape[:-1]
-        out = self.network(given(self.layout, transports.reshape(-1, transports.shape[-1])))
-        if isinstance(out, tuple):
-            return tuple(each.reshape(*leading, -1) for each in out)
-        return out.reshape(*leading, -1)
-
-    def extra_repr(self) -> str:
-        """Add the entries to the ``repr``, which is part of a compiled package's key."""
-        return self.layout.line
-
-
-def given(layout: Layout, transports: Tensor) -> Given:
-    """Split transports [B, D], already normalised, into inputs of the user's network.
-
-    Images are [B, channels, height, width] from 0 to 1, vectors [B, S], indices one-hot [B, K]. The
-    mask is left out, since klrl applies it.
-    """
-    parts = {
-        entry.key: _given(entry, transports[:, place])
-        for entry, place in layout.places()
-        if entry.kind != "mask"
-    }
-    return parts if len(parts) > 1 else next(iter(parts.values()))
-
-
-def _given(entry: ObservationPart, part: Tensor) -> Tensor:
-    if entry.kind == "image":
-        return images_of(entry, part, entry.high)
-    if entry.kind == "index":
-        starts = part.new_tensor([0, *accumulate(entry.counts)][:-1], dtype=torch.int64)
-        zeros = part.new_zeros(len(part), sum(entry.counts), dtype=torch.float32)
-        return zeros.scatter_(-1, part.long() + starts, 1.0)
-    return part.float()
-
-
-def given_sizes(layout: Layout) -> Size | dict[str, Size]:
-    """Return the shapes of the tensors of :func:`given`, without their first dimension B."""
-    sizes: dict[str, Size] = {
-        entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
-        for entry in layout.entries
-        if entry.kind != "mask"
-    }
-    return sizes if len(sizes) > 1 else next(iter(sizes.values()))
-
-
-#: How many synthetic observations a user's policy is tried on.
-TRIED = 6
-
-
-def synthetic_observations(layout: Layout | None, size: int, count: int) -> Tensor:
-    """Make synthetic observations [count, D], the same at every call, for trials of networks."""
-    if layout is not None:
-        return torch.from_numpy(layout.random_transports(np.random.default_rng(0), count))
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(0))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 
-from klrl.control.policy.distributions import EXCLUDED
+from klrl.control.env.observation import Layout
+from klrl.control.policy.distributions import EXCLUDED, Family
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "tanh": nn.Tanh,
@@ -276,3 +280,47 @@ def _both(policy: Tensor, value: Tensor) -> Tensor:
     both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
     assert both[1].data_ptr() == value.data_ptr()
     return both.requires_grad_()
+
+
+@dataclass
+class Agent:
+    """A policy with its critic."""
+
+    actor: ProbabilisticTensorDictSequential
+    critic: TensorDictModule  # observation -> ``state_value`` [..., 1]
+    family: Family
+    normalizer: ObservationNormalizer | None  # shared by both networks; None without normalisation
+    layout: Layout | None = None  # None if an observation is a plain vector
+
+    @property
+    def modules(self) -> nn.ModuleDict:
+        """Both networks, for checkpoints and moves between devices."""
+        return nn.ModuleDict({"actor": self.actor, "critic": self.critic})
+
+    def to(self, device: torch.device) -> Agent:
+        """Move both networks and the family's tensors to a device."""
+        self.modules.to(device)
+        self.family.to(device)
+        return self
+
+    @property
+    def networks(self) -> Networks:
+        """Policy and critic without TorchRL's wrappers, as the learner calls them."""
+        return Networks(self.policy_net, self.value_net)
+
+    @property
+    def policy_net(self) -> PolicyNet:
+        """The policy without TorchRL's wrappers."""
+        return self.actor[0].module
+
+    @property
+    def value_net(self) -> ValueNet:
+        """The critic without TorchRL's wrapper."""
+        return self.critic.module
+
+    def synthetic_observations(self, count: int) -> Tensor:
+        """Make observations [count, D], the same at every call, to try networks on."""
+        if self.layout is not None:
+            return torch.from_numpy(self.layout.random_transports(np.random.default_rng(0), count))
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(count, self.value_net.inputs, generator=generator)

@@ -1,43 +1,51 @@
-"""``actor=custom``: the user's networks with klrl's distributions, tried once before training."""
+"""The user's networks as an actor (``actor=custom``), and the user's policy as a reference.
+
+Both are tried once on synthetic observations before training: ``reference=custom`` and
+``klrl kl --to NAME`` make a reference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import torch
+from tensordict import TensorDict
+from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
+from torch.distributions import Distribution, Independent
+from torch.nn.functional import one_hot
 from torchrl.envs import EnvBase
 
-from klrl.config import CustomActorConfig, OwnPart
-from klrl.config.own import PartError, config_errors, make_own
-from klrl.control.policy.actor import (
-    Agent,
-    categorical_agent,
-    fitting_agent,
-    normal_agent,
-    tanh_normal_agent,
-)
-from klrl.control.policy.encoders import Unpacked, given_sizes, synthetic_observations
+from klrl.base.errors import NonFiniteError
+from klrl.base.seeds import generators_kept
+from klrl.config import CONTROL, CustomActorConfig, OwnPart, factory
+from klrl.config.own import PartError, config_errors, import_target, make_own
+from klrl.config.own.find import arguments, setting_text
+from klrl.control.env.observation import Layout, ObservationPart
+from klrl.control.policy.distributions import Categorical, MultiCategorical, Normal
+from klrl.control.policy.encoders import images_of
+from klrl.control.policy.networks import Agent, PolicyNet
+from klrl.kl.reference import flat_policy
 
-#: ``actor.distribution`` -> the function that builds its agent.
-_AGENTS: dict[str, Callable[..., Agent]] = {
-    "auto": fitting_agent,
-    "normal": normal_agent,
-    "tanh_normal": tanh_normal_agent,
-    "categorical": categorical_agent,
-}
-_WHAT = "return a network (torch.nn.Module)"
+_NETWORK = "return a network (torch.nn.Module)"
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     """``actor=custom``; arguments as in :func:`klrl.control.policy.actor.make_agent`."""
-    agent = _AGENTS[config.distribution](config, env, **how)
+    # With auto, the action space chooses the distribution, as for actor=mlp.
+    chosen = "mlp" if config.distribution == "auto" else config.distribution
+    make = factory("actor", replace(config, name=chosen), CONTROL)
+    agent: Agent = make(config, env, **how)
     policy, layout = agent.policy_net, agent.layout
     inputs = policy.inputs if layout is None else given_sizes(layout)
-    seen = synthetic_observations(layout, policy.inputs, 6)
+    seen = agent.synthetic_observations(6)
 
     def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
-        network: nn.Module = make_own(setting, part, sizes, nn.Module, _WHAT)
+        network: nn.Module = make_own(setting, part, sizes, nn.Module, _NETWORK)
         return network if layout is None else Unpacked(layout, network)
 
     # The user's network is the head, and the trunk is empty.
@@ -111,3 +119,186 @@ def _outputs(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor,
     if not all(each.dtype == torch.float32 for each in outputs):
         raise PartError("its outputs are not float32; convert them")
     return outputs
+
+
+# ------------------------------------------------------------------------------ observations
+
+#: Shape of an input tensor of the user's network, without the batch dimension.
+Size = int | tuple[int, int, int]
+#: Input of the user's network: a tensor for a single entry, else key -> tensor.
+Given = Tensor | Mapping[str, Tensor]
+
+
+class Unpacked(nn.Module):
+    """The user's network for transports [..., D], which :func:`given` splits into entries."""
+
+    def __init__(self, layout: Layout, network: nn.Module) -> None:
+        super().__init__()
+        self.layout, self.network = layout, network
+
+    def forward(self, transports: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Compute the network's outputs [..., F] for every transport."""
+        leading = transports.shape[:-1]
+        out = self.network(given(self.layout, transports.reshape(-1, transports.shape[-1])))
+        if isinstance(out, tuple):
+            return tuple(each.reshape(*leading, -1) for each in out)
+        return out.reshape(*leading, -1)
+
+    def extra_repr(self) -> str:
+        """Add the entries to the ``repr``, which is part of a compiled package's key."""
+        return self.layout.line
+
+
+def given(layout: Layout, transports: Tensor) -> Given:
+    """Split transports [B, D], already normalised, into inputs of the user's network.
+
+    Images are [B, channels, height, width] from 0 to 1, vectors [B, S], indices one-hot [B, K]. The
+    mask is left out, since klrl applies it.
+    """
+    parts = {
+        entry.key: _given(entry, transports[:, place])
+        for entry, place in layout.places()
+        if entry.kind != "mask"
+    }
+    return parts if len(parts) > 1 else next(iter(parts.values()))
+
+
+def _given(entry: ObservationPart, part: Tensor) -> Tensor:
+    if entry.kind == "image":
+        return images_of(entry, part, entry.high)
+    if entry.kind == "index":
+        starts = part.new_tensor([0, *accumulate(entry.counts)][:-1], dtype=torch.int64)
+        zeros = part.new_zeros(len(part), sum(entry.counts), dtype=torch.float32)
+        return zeros.scatter_(-1, part.long() + starts, 1.0)
+    return part.float()
+
+
+def given_sizes(layout: Layout) -> Size | dict[str, Size]:
+    """Return the shapes of the tensors of :func:`given`, without their first dimension B."""
+    sizes: dict[str, Size] = {
+        entry.key: entry.pixels if entry.kind == "image" else sum(entry.counts) or entry.size
+        for entry in layout.entries
+        if entry.kind != "mask"
+    }
+    return sizes if len(sizes) > 1 else next(iter(sizes.values()))
+
+
+# --------------------------------------------------------------------------------- reference
+
+_REFERENCE = "return a TorchRL actor, or a function from observation to torch distribution"
+
+
+def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTensorDictSequential:
+    """Make an actor from the user's policy, and try it once.
+
+    Like ``agent``'s actor, it takes the task's observations, and its distributions must have the
+    same family. ``setting`` names ``part`` in messages.
+
+    Raises:
+        ConfigError: the policy fails, gives a different distribution, or depends on chance.
+    """
+    network = OwnReference(setting_text(setting, part), _policy(setting, part), agent)
+    network.requires_grad_(False).eval()
+    seen = agent.synthetic_observations(6)
+    with config_errors(setting, part), generators_kept(), torch.no_grad():
+        network.require_same_family(seen)
+        require_steady(network, seen)
+    module = TensorDictModule(network, ["observation"], list(agent.family.param_keys))
+    return ProbabilisticTensorDictSequential(module, *list(agent.actor.module)[1:])
+
+
+def _policy(setting: str, part: OwnPart) -> object:
+    """Return the target itself if it takes an observation, else the policy that it returns."""
+    target = import_target(setting, part)
+    if "observation" in arguments(setting_text(setting, part), target)[0]:
+        return partial(target, **part.args)
+    made: object = make_own(setting, part, {}, Callable, _REFERENCE)  # type: ignore[arg-type]
+    return flat_policy(made)
+
+
+class OwnReference(PolicyNet):
+    """The user's policy as a network from unnormalised observations [..., D] to parameters."""
+
+    def __init__(self, setting: str, policy: Any, like: Agent) -> None:
+        nn.Module.__init__(self)
+        self.setting, self.policy = setting, policy
+        self.family, self.layout = like.family, like.layout
+        # Transforms find a policy's device by its first parameter; a user's function has none.
+        self.place = nn.Parameter(torch.zeros(0))
+        self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """Return the parameters of pi_ref(.|s), in the order of the family's ``param_keys``.
+
+        Raises:
+            NonFiniteError: a parameter is NaN or infinite, or the family or shape is wrong.
+        """
+        try:
+            _, params = self._evaluated(observation.reshape(-1, observation.shape[-1]))
+        except PartError as error:
+            raise NonFiniteError(f"{self.setting}: {error}") from None
+        shaped = [each.float().reshape(*observation.shape[:-1], -1) for each in params.values()]
+        return (self.allowed(shaped[0], observation),) if len(shaped) == 1 else tuple(shaped)
+
+    def _evaluated(self, rows: Tensor) -> tuple[Distribution, dict[str, Tensor]]:
+        """Call the policy with observations [B, D]; return pi_ref(.|s) and its parameters."""
+        seen: Any = rows.clone()  # the user's code may write to it
+        seen = seen if self.layout is None else given(self.layout, seen)
+        if hasattr(self.policy, "get_dist"):
+            seen = seen if isinstance(seen, dict) else {self.policy.in_keys[0]: seen}
+            dist = self.policy.get_dist(TensorDict(seen, rows.shape[:1]))
+        else:
+            dist = self.policy(seen)
+        if not isinstance(dist, Distribution):
+            raise PartError(f"gave {type(dist).__name__} for an observation; {_REFERENCE}")
+        params, wanted = self._params(dist), (len(rows), self.outputs)
+        for key, value in params.items():
+            if tuple(value.shape) != wanted:
+                raise PartError(
+                    f"gave {_name(dist)} with parameters of shape {tuple(value.shape)} for "
+                    f"observations {tuple(rows.shape)}; this policy's are {wanted}: give that"
+                )
+            if (bad := ~value.isfinite().all(1)).any():
+                gave, seen = (x[bad][0].double().round(decimals=4).tolist() for x in (value, rows))
+                what = f"gave {key}={gave!s:.99} for observation={seen!s:.99}"
+                raise PartError(f"{what}; give finite numbers")
+        return dist, params
+
+    def _params(self, dist: Distribution) -> dict[str, Tensor]:
+        """Read the family's parameters [B, ...] from the user's distribution."""
+        inner: Any = dist
+        family, keys = self.family, self.family.param_keys
+        while hasattr(inner, "base_dist") and not hasattr(inner, keys[0]):
+            inner = inner.base_dist
+        if not all(hasattr(inner, key) for key in keys):
+            raise PartError(f"gave {_name(dist)}, and this policy is {family.name}; give that")
+        params: dict[str, Tensor] = {key: getattr(inner, key) for key in keys}
+        if isinstance(family, MultiCategorical):
+            counts, logits = family.counts, params["logits"]
+            if logits.shape[1:] == (len(counts), max(counts)):  # heads padded to one size
+                heads = zip(logits.unbind(1), counts, strict=True)
+                params["logits"] = torch.cat([head[:, :count] for head, count in heads], -1)
+        return params
+
+    def require_same_family(self, observations: Tensor) -> None:
+        """Require that the user's distribution and the family give equal log-probs."""
+        dist, params = self._evaluated(observations)
+        family, shape = self.family, (len(observations), self.outputs)
+        if isinstance(family, Normal):
+            sample = torch.linspace(-1, 1, shape[0]).unsqueeze(-1).expand(shape)
+        else:
+            sample = family.sample(params, 1)[0]
+        action = family.action(sample)
+        if type(family) is Categorical and dist.event_shape:
+            action = one_hot(action, self.outputs)
+        found = dist.log_prob(action.to(params[family.param_keys[0]].dtype))
+        found = found.reshape(shape[0], -1).sum(-1)
+        if not torch.allclose(found, family.log_prob(params, sample), rtol=1e-3, atol=1e-3):
+            raise PartError(
+                f"gave {_name(dist)}, whose log-probs are not those of this policy's "
+                f"{family.name}; give the same support"
+            )
+
+
+def _name(dist: Distribution) -> str:
+    return type(dist.base_dist if isinstance(dist, Independent) else dist).__name__

@@ -18,10 +18,8 @@ from torch import Tensor
 
 from klrl.config import AdvantageConfig, CustomAdvantageConfig
 from klrl.config.own import PartError, try_part
-from klrl.control.policy.actor import Agent
-from klrl.control.policy.encoders import synthetic_observations
-from klrl.control.run.kl import RAW_REWARD_KEY
-from klrl.kl.charge import KL_KEY, weighted_reward
+from klrl.control.policy.networks import Agent
+from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, weighted_reward
 
 
 def gae(
@@ -140,7 +138,7 @@ def _made_up(agent: Agent) -> TensorDictBase:
     """Make a synthetic rollout [2, 3], with a terminated and a truncated episode."""
     generator = torch.Generator().manual_seed(0)
     like = next(agent.critic.parameters())
-    seen = synthetic_observations(agent.layout, agent.value_net.inputs, 12).reshape(2, 2, 3, -1)
+    seen = agent.synthetic_observations(12).reshape(2, 2, 3, -1)
 
     def normal() -> Tensor:
         return torch.randn(2, 3, 1, generator=generator).to(like)

@@ -13,8 +13,8 @@ captured as a CUDA graph.
 
 A package is machine code. It is loaded only if no other user can write its folder, and if its hash
 equals the hash that the build stored (klrl/base/cache.py). If its inputs differ from the build's in
-shape, stride or dtype, a package silently computes wrong numbers; :func:`check_inputs` refuses such
-inputs.
+shape, stride or dtype, a package silently computes wrong numbers;
+:func:`klrl.control.run.step.check_inputs` refuses such inputs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from klrl.base.cache import (
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart, RetrieveKLConfig
-from klrl.control.run.step import Step, StepParts, eager_step, pure_step
+from klrl.control.run.step import Step, StepParts, eager_step, input_layout, pure_step
 from klrl.runs.machine import cxx
 
 #: ``auto`` builds a package if a run has at least this many gradient steps. A package is
@@ -155,18 +155,6 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     return Prepared(step, "jit", "update: torch.compile")
 
 
-def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Refuse inputs whose shape, stride, dtype or device differs from the example's."""
-    for i, (expected, value) in enumerate(zip(example, given, strict=True)):
-        layout, built_for = _layout(value), _layout(expected)
-        if layout != built_for:
-            raise RuntimeError(f"input {i} of the compiled update is {layout}, not {built_for}")
-
-
-def _layout(value: Tensor) -> tuple[object, ...]:
-    return tuple(value.shape), value.stride(), value.dtype, value.device
-
-
 # ------------------------------------------------------------------------------------ packages
 
 
@@ -201,7 +189,7 @@ def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
         type(family).__name__,
         {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(family).items()},
         str(problem.columns.shapes),
-        [_layout(value) for value in example],
+        [input_layout(value) for value in example],
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
@@ -306,7 +294,7 @@ class Captured:
         self._rows, self._coef = rows.clone(), coef.clone()
         before = _copies(self._state)
         try:
-            from klrl.control.policy.cuda_graph import capture
+            from klrl.base.cuda_graph import capture
 
             self._graph, self._metrics = capture(
                 lambda: step(*self._state, self._rows, self._coef), rows.device

@@ -1,11 +1,11 @@
-"""Reads and records demonstrations: frames [F] of any policy's episodes (docs/imitation.md)."""
+"""Reads demonstrations: frames [F] of any policy's episodes (docs/imitation.md)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +15,14 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from klrl.base.errors import ConfigError, first_line
-from klrl.base.files import expanded, files_below, read_plain, replacing
+from klrl.base.files import expanded, files_below, read_plain
 from klrl.base.seeds import derived_seed
 from klrl.config import Config, DemonstrationsConfig
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.make import make_env
-from klrl.control.policy.actor import Agent
 from klrl.control.policy.distributions import EXCLUDED, Family, MultiCategorical, TanhNormalFamily
-from klrl.control.run.evaluate import MAX_COPIES, MAX_STEPS
-from klrl.control.run.load import trained_agent
-from klrl.control.run.vector import VectorRollout, add_policy
-from klrl.domains import CONTROL
+from klrl.control.policy.networks import Agent
+from klrl.control.run.rollout import add_policy
 from klrl.runs.metrics import Row
-from klrl.train.scores import Evaluation, EvaluationPlan, Scores, evaluation
 
 #: Largest allowed number; the squares in a log-likelihood could overflow float32 above it.
 LARGEST = 1e15
@@ -284,50 +279,3 @@ def _choices(folder: _Folder, family: Family, outputs: int) -> Tensor:
             f"to below {counts}; give demonstrations of this task"
         )
     return number if several else number.squeeze(1)
-
-
-# ------------------------------------------------------------------------------------ recording
-
-#: Steps per rollout while recording.
-_STEPS = 250
-
-
-def record_trained(
-    run: Path, config: Config, plan: EvaluationPlan, which: str, into: Path
-) -> Evaluation:
-    """Play a policy, and write all episodes that ended to the new folder ``into``.
-
-    Returns:
-        The evaluation of these episodes. If none ended, the folder is not made.
-    """
-    agent, episodes = trained_agent(run, which, str(plan.device)), list[TensorDictBase]()
-    starts, size = plan.starts, plan.size
-    after = [("next", key) for key in ("observation", "reward", *_FLAGS)]
-    keys = ("observation", "action", agent.family.sample_key, *_FLAGS, *after)
-
-    def played() -> Iterator[Scores]:
-        for begun in range(0, size.episodes, MAX_COPIES):
-            count = min(MAX_COPIES, size.episodes - begun)
-            seed = derived_seed(starts.seed, starts.use, begun)
-            env = make_env(config.env, seed=seed, num_envs=count)
-            rollout = VectorRollout(env, agent, _STEPS, plan.device)
-            rollout.sampled = plan.sampled
-            parts, returns = list[TensorDictBase](), list[float]()
-            ended = torch.zeros(count, dtype=torch.bool)
-            while not ended.all() and len(parts) * _STEPS < MAX_STEPS:
-                parts.append(rollout.collect().cpu())
-                ended |= parts[-1]["next", "done"].any(1)[:, 0]
-            rollout.close()
-            for row in TensorDict.cat(parts, 1)[ended]:
-                frames = row[: int(row["next", "done"].int().argmax()) + 1]
-                returns.append(float(frames["next", "episode_reward"][-1]))
-                number = torch.full((len(frames),), len(episodes))
-                episodes.append(frames.select(*keys).set("episode", number))
-            yield Scores(returns, cut=count - len(returns))
-
-    result = evaluation(played(), CONTROL, "sampled" if plan.sampled else CONTROL.mode, starts)
-    if episodes:
-        into.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(into) as partial:
-            TensorDict.cat(episodes).memmap(partial)
-    return result

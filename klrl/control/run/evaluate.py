@@ -5,27 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 from torch.special import ndtr
 
 from klrl.base.errors import ConfigError, EnvError, in_one_line
-from klrl.base.seeds import derived_seed
+from klrl.base.files import replacing
+from klrl.base.seeds import Stream, derived_seed
 from klrl.base.text import warn
-from klrl.config import Config, CustomEnvConfig, EnvConfig, OwnPart
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.episodes import Stream
-from klrl.control.env.make import make_copies
+from klrl.config import Config, CustomEnvConfig, EnvConfig
+from klrl.config.placement import MOST_JOINT
+from klrl.control.env.copies import VectorGymEnv, make_copies, transformed
 from klrl.control.policy.acting import Acting, Array, make_acting
-from klrl.control.policy.actor import Agent
 from klrl.control.policy.distributions import Family, MultiCategorical, Params
-from klrl.control.policy.networks import PolicyNet
-from klrl.control.run.load import trained_agent, trained_reference
-from klrl.control.run.preflight import MOST_JOINT, control_config, policy_kind
+from klrl.control.policy.networks import Agent, PolicyNet
+from klrl.control.run.load import load_parties, trained_agent, trained_reference
+from klrl.control.run.rollout import VectorRollout
 from klrl.domains import CONTROL
 from klrl.kl.divergences import MEASURED, js_draws
 from klrl.runs.video import Camera, Film
@@ -147,38 +146,10 @@ def distances(
     parties: Parties, config: Config, plan: EvaluationPlan
 ) -> tuple[Iterator[Scores], list[str]]:
     """Measure divergences of two stored policies, for :func:`klrl.train.policy_kl.kl_between`."""
-    _check_kinds(parties, config)
-    device = plan.device
-    load = partial(trained_agent, which=parties.which, device=str(device))
-    policy = load(parties.run)
-    known, other = {parties.run: policy}, policy
-    if isinstance(parties.other, OwnPart):
-        from klrl.control.policy.own_reference import own_reference
-
-        other = replace(policy, actor=own_reference("--to", parties.other, policy).to(device))
-    elif parties.other is None:
-        other = trained_reference(parties.run, parties.which, str(device))
-    elif parties.other != parties.run:
-        known[parties.other] = other = load(parties.other)
-    player = known[parties.on] if parties.on in known else load(parties.on)
+    policy, other, player = load_parties(parties, config, plan.device)
     names, notes = measured_names(policy.family, policy.policy_net.outputs)
     measure = measure_of(policy.family, policy.policy_net, other.policy_net, names)
     return waves(player, config.env, plan, measure), notes
-
-
-def _check_kinds(parties: Parties, config: Config) -> None:
-    """Require that the stored policies can act in the states of ``parties.on``."""
-    on = policy_kind(config.env, control_config(parties.on).actor)
-    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if not isinstance(path, Path):
-            continue
-        stored = control_config(path)
-        kind = policy_kind(stored.env, stored.actor)
-        if setting == "RUN":  # compare with this policy's bounds, not with the task's
-            on = on._replace(bounds=kind.bounds)
-        for name, theirs, here in kind.differences(on):
-            told = f"its {name} is {theirs}, but this comparison requires {here}"
-            raise ConfigError(f"{setting}={path}: {told}; give runs with the same {name}")
 
 
 # ------------------------------------------------------------------------------------- divergences
@@ -322,3 +293,51 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
             "docs/runs.md, Videos"
         ) from error
     return env
+
+
+# ------------------------------------------------------------------------------------ recording
+
+#: Steps per rollout while recording.
+_RECORDED_STEPS = 250
+
+
+def record_trained(
+    run: Path, config: Config, plan: EvaluationPlan, which: str, into: Path
+) -> Evaluation:
+    """Play a policy, and write all episodes that ended to the new folder ``into``.
+
+    Returns:
+        The evaluation of these episodes. If none ended, the folder is not made.
+    """
+    agent, episodes = trained_agent(run, which, str(plan.device)), list[TensorDictBase]()
+    starts, size = plan.starts, plan.size
+    flags = ("done", "terminated", "truncated")
+    after = [("next", key) for key in ("observation", "reward", *flags)]
+    keys = ("observation", "action", agent.family.sample_key, *flags, *after)
+
+    def played() -> Iterator[Scores]:
+        for begun in range(0, size.episodes, MAX_COPIES):
+            count = min(MAX_COPIES, size.episodes - begun)
+            seed = derived_seed(starts.seed, starts.use, begun)
+            env = make_copies(config.env, seed=seed, num_envs=count)
+            rollout = VectorRollout(transformed(env), agent, _RECORDED_STEPS, plan.device)
+            rollout.sampled = plan.sampled
+            parts, returns = list[TensorDictBase](), list[float]()
+            ended = torch.zeros(count, dtype=torch.bool)
+            while not ended.all() and len(parts) * _RECORDED_STEPS < MAX_STEPS:
+                parts.append(rollout.collect().cpu())
+                ended |= parts[-1]["next", "done"].any(1)[:, 0]
+            rollout.close()
+            for row in TensorDict.cat(parts, 1)[ended]:
+                frames = row[: int(row["next", "done"].int().argmax()) + 1]
+                returns.append(float(frames["next", "episode_reward"][-1]))
+                number = torch.full((len(frames),), len(episodes))
+                episodes.append(frames.select(*keys).set("episode", number))
+            yield Scores(returns, cut=count - len(returns))
+
+    result = evaluation(played(), CONTROL, "sampled" if plan.sampled else CONTROL.mode, starts)
+    if episodes:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(into) as partial:
+            TensorDict.cat(episodes).memmap(partial)
+    return result

@@ -10,21 +10,19 @@ from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 from torch import Tensor
 from torch.distributions import Distribution
-from torchrl.envs import Compose, EnvBase
+from torchrl.envs import Compose
 
 from klrl.config import KLConfig, LegacyKLConfig, RetrieveKLConfig, factory
-from klrl.control.policy.actor import Agent
-from klrl.control.policy.distributions import Family
-from klrl.control.policy.encoders import TRIED, synthetic_observations
+from klrl.control.policy.networks import Agent
 from klrl.domains import CONTROL
-from klrl.kl.charge import KL_KEY, ReferenceKL, chosen_divergence, chosen_estimator
+from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL, chosen_divergence, chosen_estimator
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.measure import mean_charged, mean_kl
 from klrl.kl.reference import THE_POLICY, FrozenPolicy, FrozenReference
 from klrl.train.preflight import kl_at_start, run_checks
 
-#: Keys under "next" in a control batch: log pi_ref(a|s), and the reward before the KL is charged.
-REF_LOG_PROB_KEY, RAW_REWARD_KEY = "ref_log_prob", "reward_raw"
+#: Key under "next" in a control batch: log pi_ref(a|s).
+REF_LOG_PROB_KEY = "ref_log_prob"
 
 #: Key of the charged divergence [N, T], unless it is the reverse KL; and key of its standard error,
 #: if the divergence is estimated from draws.
@@ -146,7 +144,7 @@ def legacy(
 def annotate(
     batch: TensorDictBase,
     reference: ProbabilisticTensorDictSequential,
-    family: Family,
+    agent: Agent,
     divergence: Divergence = REVERSE,
 ) -> None:
     """Write the outputs of one forward of the reference into a rollout [N, T].
@@ -154,6 +152,7 @@ def annotate(
     Writes ``("ref", key)`` for each parameter of the family, ``("ref", "log_prob")`` [N, T] of the
     actions, and the charged divergence if it is not the reverse KL.
     """
+    family = agent.family
     scored = reference.get_dist_params(batch.select(*reference.in_keys))
     ref = {key: scored.get(key) for key in family.param_keys}
     for key, value in ref.items():
@@ -178,12 +177,13 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 
 @torch.no_grad()
-def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
+def measure(batch: TensorDictBase, agent: Agent) -> dict[str, Tensor]:
     """Compute :func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
     The batch contains the distribution parameters and log-probs of the policy that sampled it. If a
     divergence other than the reverse KL is charged, :func:`klrl.kl.measure.mean_charged` is added.
     """
+    family = agent.family
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
     log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
@@ -196,21 +196,18 @@ def measure(batch: TensorDictBase, family: Family) -> dict[str, Tensor]:
 
 # ------------------------------------------------------------------------- before the first rollout
 
-#: How many synthetic observations the policy and its copy are compared on.
-OBSERVATIONS = 64
+#: How many synthetic observations the policy is compared on with its copy, and with another policy.
+_OF_A_COPY, _OF_ANOTHER = 64, 6
 
 
 @torch.no_grad()
-def preflight_checks(
-    agent: Agent, reference: FrozenReference | None, env: EnvBase, *, fresh: bool
-) -> list[str]:
+def preflight_checks(agent: Agent, reference: FrozenReference | None) -> list[str]:
     """Measure the KL of a fresh run; check that it is 0 if the reference is the initial policy."""
-    if reference is None or not fresh:
+    if reference is None:
         return []
     same = reference.rule.source == THE_POLICY
     like = next(agent.actor.parameters())
-    size = env.observation_spec_unbatched["observation"].shape[-1]
-    seen = synthetic_observations(agent.layout, size, OBSERVATIONS if same else TRIED)
+    seen = agent.synthetic_observations(_OF_A_COPY if same else _OF_ANOTHER)
     seen = seen.to(like) if agent.layout is None else seen.to(like.device)  # uint8 stays uint8
     remedy = "report this: a fresh policy must equal its reference" if same else None
     kl = agent.family.kl(_params(agent.actor, seen), _params(reference.module, seen))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict.nn import ProbabilisticTensorDictSequential
-from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
@@ -19,21 +18,27 @@ from klrl.config import (
     CustomEnvConfig,
     CustomReferenceConfig,
     JobConfig,
+    OwnPart,
+    ReferenceConfig,
 )
 from klrl.config.checks import typed_choice
 from klrl.config.given import Given
 from klrl.config.own import typed_args
 from klrl.config.own.parts import parts_in
 from klrl.config.own.trust import check_known
-from klrl.control.env.make import make_env
-from klrl.control.policy.actor import Agent, make_agent
+from klrl.control.env.copies import VectorGymEnv, make_copies
+from klrl.control.policy.actor import make_agent
+from klrl.control.policy.networks import Agent
+from klrl.control.policy.own import own_reference
 from klrl.control.run.preflight import check_env, control_config, make_checked, policy_kind
+from klrl.kl.reference import Loaded
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_device
 from klrl.runs.other_task import allowed
 from klrl.runs.resume import stored_config
+from klrl.train.policy_kl import Parties
 
 #: The setting that names a reference's run.
 _PATH = "reference.path"
@@ -64,8 +69,6 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
     """Load a checkpoint's reference, frozen, as the policy of an agent with an untrained critic."""
     agent = _described_agent(run, RunFolder(run).manifest.get("reference"))
     if isinstance(part := control_config(run).reference, CustomReferenceConfig):
-        from klrl.control.policy.own_reference import own_reference
-
         agent.actor = own_reference("reference", part, agent)
     # No ``say``: damaged checkpoint entries were reported when the policy was loaded.
     load_component(run, which, "reference", agent.actor, torch.device(device), say=lambda _: None)
@@ -76,7 +79,7 @@ def trained_reference(run: Path, which: str, device: str) -> Agent:
 def _described_agent(run: Path, described: Mapping[str, Any] | None) -> Agent:
     """Build networks for a run's task, from ``described`` or, if that is None, its settings."""
     config = control_config(run)
-    env = make_env(config.env, seed=0, num_envs=1)
+    env = make_copies(config.env, seed=0, num_envs=1)
     checked = None if described is None else str(run)
     if checked and isinstance(config.reference, CheckpointReferenceConfig):
         checked = config.reference.path  # the run whose code the user may have named or trusted
@@ -97,7 +100,7 @@ def describe_policy(config: Config) -> dict[str, object]:
     return described | {"mixed": config.learner.dtype == "mixed"}
 
 
-def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = None) -> Agent:
+def agent_like(described: Mapping[str, Any], env: VectorGymEnv, run: str | None = None) -> Agent:
     """Build networks with fresh weights from a description by :func:`describe_policy`.
 
     ``run``: the described run; if given, refuse its custom code unless the user trusts it.
@@ -110,18 +113,24 @@ def agent_like(described: Mapping[str, Any], env: EnvBase, run: str | None = Non
 
 
 def load_reference(
-    path: str, which: str, agent: Agent, env: EnvBase, described: Mapping[str, Any] | None
-) -> tuple[ProbabilisticTensorDictSequential, dict[str, Any]]:
-    """Load a different run's policy as pi_ref, with its normaliser; also return its description.
+    config: ReferenceConfig,
+    agent: Agent,
+    env: VectorGymEnv,
+    described: Mapping[str, Any] | None,
+) -> Loaded:
+    """Load pi_ref from a different run, with its normaliser, or make it of the user's policy.
 
-    ``described``: on resume, the description in this run's manifest. Then only networks are built,
-    since their weights are in this run's checkpoint; the other run's folder need not exist.
+    Also returns the description of a different run's networks. ``described``: on resume, the
+    description in this run's manifest. Then only networks are built, since their weights are in
+    this run's checkpoint; the other run's folder need not exist.
     """
+    if isinstance(config, CustomReferenceConfig):
+        return own_reference("reference", config, agent), None
+    assert isinstance(config, CheckpointReferenceConfig)
+    path, folder = config.path, None
     if described is None:
         folder = find_run(path, _PATH)
         described = describe_policy(control_config(folder, _PATH))
-    else:
-        folder = None
     reference = agent_like(described, env, path if folder is None else None)
     if reference.family.name != agent.family.name:
         raise ConfigError(
@@ -129,8 +138,44 @@ def load_reference(
             f"{agent.family.name}; choose actor={reference.family.name}"
         )
     if folder is not None:
-        load_component(folder, which, "agent", reference.modules, torch.device("cpu"))
+        load_component(folder, config.which, "agent", reference.modules, torch.device("cpu"))
     return reference.actor, dict(described)
+
+
+def load_parties(
+    parties: Parties, config: Config, device: torch.device
+) -> tuple[Agent, Agent, Agent]:
+    """Load the policies that :func:`klrl.train.policy_kl.kl_between` compares: two and the player.
+
+    Raises:
+        ConfigError: the policies cannot act in the states of ``parties.on``.
+    """
+    _check_kinds(parties, config)
+    load = partial(trained_agent, which=parties.which, device=str(device))
+    policy = load(parties.run)
+    known, other = {parties.run: policy}, policy
+    if isinstance(parties.other, OwnPart):
+        other = replace(policy, actor=own_reference("--to", parties.other, policy).to(device))
+    elif parties.other is None:
+        other = trained_reference(parties.run, parties.which, str(device))
+    elif parties.other != parties.run:
+        known[parties.other] = other = load(parties.other)
+    return policy, other, known[parties.on] if parties.on in known else load(parties.on)
+
+
+def _check_kinds(parties: Parties, config: Config) -> None:
+    """Require that the stored policies can act in the states of ``parties.on``."""
+    on = policy_kind(config.env, control_config(parties.on).actor)
+    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
+        if not isinstance(path, Path):
+            continue
+        stored = control_config(path)
+        kind = policy_kind(stored.env, stored.actor)
+        if setting == "RUN":  # compare with this policy's bounds, not with the task's
+            on = on._replace(bounds=kind.bounds)
+        for name, theirs, here in kind.differences(on):
+            told = f"its {name} is {theirs}, but this comparison requires {here}"
+            raise ConfigError(f"{setting}={path}: {told}; give runs with the same {name}")
 
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:

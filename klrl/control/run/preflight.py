@@ -28,11 +28,16 @@ from klrl.config import (
 )
 from klrl.config.choices import choices_for
 from klrl.config.own import config_errors
-from klrl.control.env.action_space import (
+from klrl.config.placement import MOST_JOINT
+from klrl.control.env.contract import (
     FAMILIES,
+    Misfit,
     action_signature,
     is_discrete,
     joint_actions,
+    require_flag,
+    require_number,
+    require_observation,
     require_supported,
 )
 from klrl.control.env.gym_make import make_one
@@ -44,16 +49,7 @@ from klrl.control.env.observation import (
     layout_of,
     require_actor,
 )
-from klrl.control.env.results import (
-    Misfit,
-    require_flag,
-    require_number,
-    require_observation,
-)
 from klrl.runs.find import other_runs
-
-#: The largest number of joint actions over which klrl sums js, tv or a custom divergence.
-MOST_JOINT = 4096
 
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:

@@ -1,20 +1,224 @@
-"""Collect rollouts by TorchRL (``collector=torchrl``); save and restore klrl's own episodes."""
+"""Collect rollouts by klrl's loop or by TorchRL; save and restore running episodes.
+
+``collector=vector`` gives the batches of ``collector=torchrl``. In each step, TorchRL's collector
+builds a dozen TensorDicts and a distribution. klrl's loop steps the simulators in numpy, and writes
+the results to arrays [N, T]. Transforms change no input of the policy or the simulators, so they
+are applied to the finished batch. Distribution parameters and log-probs are computed once for the
+whole rollout.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
-from tensordict import TensorDictBase
-from torchrl.envs import TransformedEnv
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+from torchrl.envs import Compose, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
-from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.episodes import LONGEST
-from klrl.control.policy.actor import Agent
-from klrl.control.run.vector import VectorRollout
+from klrl.config import CollectorConfig, Config, DemonstrationsConfig, factory
+from klrl.control.env.copies import VectorGymEnv, transformed
+from klrl.control.policy.acting import acts_in_numpy, make_acting
+from klrl.control.policy.networks import Agent
+
+
+def _leaves(transform: Transform) -> list[Transform]:
+    if isinstance(transform, Compose):
+        return [leaf for part in transform.transforms for leaf in _leaves(part)]
+    return [transform]
+
+
+def add_policy(agent: Agent, batch: TensorDictBase) -> None:
+    """Add the distribution's parameters and the log-probs of the actions, by one forward."""
+    family = agent.family
+    outputs = agent.policy_net(batch.get("observation"))
+    params = dict(zip(family.param_keys, outputs, strict=True))
+    for key, value in params.items():
+        batch.set(key, value)
+    batch.set("action_log_prob", family.log_prob(params, batch.get(family.sample_key)))
+
+
+class VectorRollout:
+    """``collector=vector``: ``steps`` steps of every copy; deterministic unless ``sampled``."""
+
+    sampled = True
+
+    def __init__(self, env: TransformedEnv, agent: Agent, steps: int, device: torch.device) -> None:
+        self._env, self._base = env, env.base_env
+        self._transforms = _leaves(env.transform)
+        self._agent, self._steps, self._device = agent, steps, device
+        self._acting = make_acting(agent, device)
+        self._copies = env.batch_size[0]
+        self._width = env.observation_spec["observation"].shape[-1]
+        self._dtype = env.base_env.observation_dtype
+        self._observation: np.ndarray | None = None
+        self._trajectories = np.arange(self._copies)
+        self._next_trajectory = self._copies
+        #: What transforms wrote in the last step, for the next rollout; 0 where an episode ended.
+        self._carried = TensorDict({}, [self._copies])
+
+    def collect(self) -> TensorDictBase:
+        """Collect the next rollout [N, T]."""
+        with torch.no_grad():
+            batch = self._play().to(self._device)
+            add_policy(self._agent, batch)
+            for transform in self._transforms:
+                self._apply(transform, batch)
+            self._add_before(batch)
+        return batch
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def restart(self) -> None:
+        """Begin new episodes with the next rollout."""
+        self._observation, self._carried = None, TensorDict({}, [self._copies])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state at the start of the next rollout; empty if it cannot be saved."""
+        episodes = None if self._observation is None else self._base.episodes()
+        if self._observation is None or episodes is None:
+            return {}
+        return {
+            "episodes": episodes,
+            "observation": torch.from_numpy(self._observation),
+            "trajectories": torch.from_numpy(self._trajectories),
+            "next_trajectory": self._next_trajectory,
+            "carried": self._carried.to_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`state_dict`."""
+        self._base.play_again(state["episodes"])
+        self._observation = state["observation"].cpu().numpy()
+        self._trajectories = state["trajectories"].cpu().numpy()
+        self._next_trajectory = int(state["next_trajectory"])
+        self._carried = TensorDict(state["carried"], [self._copies])
+
+    # ---------------------------------------------------------------------------- simulators
+
+    def _play(self) -> TensorDict:
+        """Step the simulators; return their outputs and the policy's samples [N, T]."""
+        copies, steps, acting = self._copies, self._steps, self._acting
+        observations = np.empty((copies, steps, self._width), self._dtype)
+        after = np.empty_like(observations)
+        rewards = np.empty((copies, steps), np.float32)
+        terminated = np.zeros((copies, steps), bool)
+        truncated = np.zeros((copies, steps), bool)
+        samples: list[np.ndarray] = []
+        actions: list[np.ndarray] = []
+        if self.sampled:
+            acting.begin(steps, copies)
+        observation = self._observation
+        if observation is None:
+            observation = self._reset(np.ones(copies, bool))
+        for t in range(steps):
+            observations[:, t] = observation
+            sample = acting.sample(t, observation)
+            action = acting.action(sample)
+            raw, reward, terminal, timeout = self._base.step_native(action)
+            observation = raw.astype(self._dtype)
+            after[:, t] = observation
+            rewards[:, t] = reward
+            samples.append(sample)
+            actions.append(action)
+            ended = terminal | timeout
+            if ended.any():
+                terminated[:, t], truncated[:, t] = terminal, timeout
+                observation = self._reset(ended)
+        self._observation = observation
+        ended = terminated | truncated
+        no = np.zeros_like(ended)[..., None]
+        root = {
+            "observation": torch.from_numpy(observations),
+            "action": torch.from_numpy(np.stack(actions, 1)),
+            self._agent.family.sample_key: torch.from_numpy(np.stack(samples, 1)),
+            **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
+            "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
+            "next": {
+                "observation": self._base.observed(after, "after a step"),
+                "reward": self._base.finite("reward", rewards[..., None], "after a step"),
+                "done": torch.from_numpy(ended[..., None]),
+                "terminated": torch.from_numpy(terminated[..., None]),
+                "truncated": torch.from_numpy(truncated[..., None]),
+            },
+        }
+        return TensorDict(root, [copies, steps], names=[None, "time"])
+
+    def _reset(self, mask: np.ndarray) -> np.ndarray:
+        """Reset the copies in ``mask`` [N]; the others keep the result of their step."""
+        observation = self._base.reset_native(mask).astype(self._dtype)
+        self._base.observed(np.where(mask[:, None], observation, 0), "at reset")  # refuses NaN
+        return observation
+
+    def _number(self, ended: np.ndarray) -> np.ndarray:
+        """Assign trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""
+        ids = np.empty(ended.shape, np.int64)
+        start = 0
+        for t in np.flatnonzero(ended.any(0)).tolist():
+            ids[:, start : t + 1] = self._trajectories[:, None]
+            start = t + 1
+            count = int(ended[:, t].sum())
+            self._trajectories[ended[:, t]] = self._next_trajectory + np.arange(count)
+            self._next_trajectory += count
+        ids[:, start:] = self._trajectories[:, None]
+        return ids
+
+    # --------------------------------------------------------------------------------- batch
+
+    def _apply(self, transform: Transform, batch: TensorDictBase) -> None:
+        after = batch.get("next")
+        if isinstance(transform, RewardSum):
+            self._accumulate(batch, "episode_reward", after.get("reward"))
+        elif isinstance(transform, StepCounter):
+            one = torch.ones_like(after.get("reward"), dtype=torch.int64)
+            self._accumulate(batch, "step_count", one)
+        else:
+            transform(batch)
+
+    def _accumulate(self, batch: TensorDictBase, key: str, value: Tensor) -> None:
+        """Write the sums [N, T, 1] of ``value`` since the start of each episode to "next".
+
+        The sum of a running episode continues from the last rollout. Values are added in the order
+        of time, so that the rounding equals TorchRL's.
+        """
+        ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
+        values = value[..., 0].cpu().numpy()
+        sums = np.empty_like(values)
+        carried = self._carried.get(key, None)
+        for i in range(self._copies):
+            first = np.zeros((), values.dtype) if carried is None else carried[i, 0].cpu().numpy()
+            start = 0
+            for stop in [*(np.flatnonzero(ended[i]) + 1).tolist(), self._steps]:
+                if stop > start:
+                    part = values[i, start:stop].copy()
+                    part[0] += first
+                    sums[i, start:stop] = np.cumsum(part, dtype=values.dtype)
+                first, start = np.zeros((), values.dtype), stop
+        batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
+
+    def _add_before(self, batch: TensorDictBase) -> None:
+        """Copy each transform's entries under "next" to the following step; 0 after a reset."""
+        after = batch.get("next")
+        ended = after.get("done")[..., 0]
+        for key in self._env.observation_spec.keys(include_nested=True, leaves_only=True):
+            if key == "observation":
+                continue
+            value = after.get(key)
+            before = torch.zeros_like(value)
+            before[:, 1:] = value[:, :-1]
+            before[:, 1:][ended[:, :-1]] = 0
+            if (carried := self._carried.get(key, None)) is not None:
+                before[:, 0] = carried
+            last = value[:, -1].clone()
+            last[ended[:, -1]] = 0
+            self._carried.set(key, last)
+            batch.set(key, before)
 
 
 class TorchRLRollout:
@@ -46,6 +250,32 @@ class TorchRLRollout:
     def close(self) -> None:
         """Close the collector and its environment."""
         self._collector.shutdown()
+
+
+def make_rollout(
+    config: Config,
+    copies: VectorGymEnv,
+    agent: Agent,
+    transforms: tuple[Transform, ...],
+    device: torch.device,
+) -> VectorRollout | TorchRLRollout:
+    """Make the chosen ``collector``; ``transforms`` are applied to each step."""
+    make = factory("collector", config.collector, config.domain)
+    rollout: VectorRollout | TorchRLRollout = make(
+        transformed(copies, transforms), agent, config.collector.steps, device
+    )
+    return rollout
+
+
+def described(
+    config: CollectorConfig, copies: VectorGymEnv, agent: Agent, device: torch.device
+) -> str:
+    """Say how rollouts are collected, in words for the user."""
+    if isinstance(config, DemonstrationsConfig):
+        return f"collector={config.name}, read from {config.data}"
+    acts = "numpy" if acts_in_numpy(agent, device) else "torch"
+    acts = "TorchRL's modules" if config.name == "torchrl" else acts
+    return f"collector={config.name}, {copies.stepped}, policy in {acts}"
 
 
 # ------------------------------------------------------------------ running episodes, for resume
@@ -103,7 +333,7 @@ class RunningEpisodes:
             if why:  # the failed replay overrides the result of the test before the run
                 self.repeatable, self._why = False, why
         else:
-            why = self._why or f"the checkpoint has no episodes, or one had over {LONGEST:,} steps"
+            why = self._why or "the checkpoint has no episodes, or one was too long to save"
         self.new = iteration > 0 and bool(why)
         if self.new:
             say(f"resume: this run begins new episodes: {why}")

@@ -11,7 +11,7 @@ state. ``rows`` [B, C] is a minibatch, packed by :class:`Columns`. ``coefficient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,8 @@ from torch.nn.functional import pad
 from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, KLPENConfig, OptimConfig
-from klrl.control.policy.actor import Agent
 from klrl.control.policy.distributions import Family, Params
-from klrl.control.policy.networks import Networks, PairedNetworks, can_be_paired
+from klrl.control.policy.networks import Agent, Networks, PairedNetworks, can_be_paired
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 
 #: Adam's decay rates (Kingma and Ba 2015).
@@ -333,3 +332,16 @@ def pure_step(problem: StepParts) -> Step:
         return _metrics(problem.loss, measured, norm)
 
     return step
+
+
+def check_inputs(example: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Refuse inputs whose shape, stride, dtype or device differs from the example's."""
+    for i, (expected, value) in enumerate(zip(example, given, strict=True)):
+        layout, built_for = input_layout(value), input_layout(expected)
+        if layout != built_for:
+            raise RuntimeError(f"input {i} of the compiled update is {layout}, not {built_for}")
+
+
+def input_layout(value: Tensor) -> tuple[object, ...]:
+    """Describe what a compiled step requires of an input."""
+    return tuple(value.shape), value.stride(), value.dtype, value.device

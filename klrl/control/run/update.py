@@ -9,9 +9,9 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from klrl.config import Config, TRPOConfig, factory
-from klrl.control.policy.actor import Agent
-from klrl.control.run.compiled import Prepared, check_inputs, decide, prepare
-from klrl.control.run.step import Adam, Columns, StepParts, draw, score
+from klrl.control.policy.networks import Agent
+from klrl.control.run.compiled import Prepared, decide, prepare
+from klrl.control.run.step import Adam, Columns, StepParts, check_inputs, draw, score
 from klrl.kl.charge import ReferenceKL
 from klrl.losses.policy import make_loss
 from klrl.train.learner import Coefficients, Steps

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any, Self, TypeVar
 
 from tensordict import TensorDictBase
@@ -56,13 +54,7 @@ class InPlace(Transform):
 
 def environment_before(transform: Transform) -> TransformedEnv | None:
     """Build the environment up to ``transform`` from clones; None if it is in no environment."""
-    before: list[Transform] = []
-    inner, container = transform, _container(transform)
-    while isinstance(container, Compose):
-        parts = list(container.transforms)
-        place = next(index for index, part in enumerate(parts) if part is inner)
-        before = [*parts[:place], *before]
-        inner, container = container, _container(container)
+    before, _, container = _neighbours(transform)
     if container is None:
         return None
     if not isinstance(container, TransformedEnv):
@@ -73,6 +65,21 @@ def environment_before(transform: Transform) -> TransformedEnv | None:
     for part in before:
         parent.append_transform(part.clone())
     return parent
+
+
+def _neighbours(
+    transform: Transform,
+) -> tuple[list[Transform], list[Transform], Transform | TransformedEnv | None]:
+    """Return the transforms before and after ``transform``, and what contains all of them."""
+    before: list[Transform] = []
+    after: list[Transform] = []
+    inner, container = transform, _container(transform)
+    while isinstance(container, Compose):
+        parts = list(container.transforms)
+        place = next(index for index, part in enumerate(parts) if part is inner)
+        before, after = [*parts[:place], *before], [*after, *parts[place + 1 :]]
+        inner, container = container, _container(container)
+    return before, after, container
 
 
 def _container(transform: Transform) -> Transform | TransformedEnv | None:
@@ -236,22 +243,17 @@ def _is_key(key: object) -> bool:
 
 def refuse_second_charge(next_tensordict: TensorDictBase, raw_key: Key | None) -> None:
     """Raise an error if the data have a raw reward already, since it proves an earlier charge."""
-    _refuse_repeated_step()
     if raw_key is not None and raw_key in next_tensordict.keys(include_nested=True):
         raise RuntimeError(
             f"the KL was charged to this reward already (the batch has {raw_key}); charge it once"
         )
 
 
-def _refuse_repeated_step() -> None:
-    """Refuse a step inside a FrameSkipTransform, which would charge one action several times."""
-    # An environment does not know the environments around it, but they are on the call stack.
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is FrameSkipTransform._step.__code__:
+def refuse_repeated_charge(transform: Transform) -> None:
+    """Raise an error if a FrameSkipTransform after ``transform`` would charge one action again."""
+    for part in (module for each in _neighbours(transform)[1] for module in each.modules()):
+        if isinstance(part, FrameSkipTransform) and part.frame_skip > 1:
             raise RuntimeError(
-                "the KL of one action would be charged "
-                f"{frame.f_locals['self'].frame_skip} times; put FrameSkipTransform before the "
-                "transform that charges it"
+                f"the KL of one action would be charged {part.frame_skip} times; put "
+                "FrameSkipTransform before the transform that charges it"
             )
-        frame = frame.f_back

@@ -18,6 +18,7 @@ from klrl.envs.transforms.base import (
     NextTransform,
     one_choice,
     one_key,
+    refuse_repeated_charge,
     refuse_second_charge,
     reward_like,
 )
@@ -267,6 +268,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Add the charged reward: it replaces the reward, or becomes an observation."""
+        refuse_repeated_charge(self)
         parent, observation_spec = self.parent, output_spec["full_observation_spec"]
         charged = reward_like(parent, self.reward_key)
         if self.out_key in parent.reward_keys:

@@ -13,6 +13,7 @@ from klrl.envs.llm.transforms.kl.rows import SIDES, Rows, either, for_rows, is_r
 from klrl.envs.transforms.base import (
     NextTransform,
     one_choice,
+    refuse_repeated_charge,
     refuse_second_charge,
     reward_like,
     reward_of,
@@ -195,6 +196,7 @@ class KLComputation(KeepsCoefficient, NextTransform):
     def transform_reward_spec(self, reward_spec: Composite) -> Composite:
         """Remove the bounds of the charged reward; for tokens, add a token axis."""
         if self.add_to_reward:
+            refuse_repeated_charge(self)
             reward_spec[self.reward_key] = (
                 per_token_spec(reward_spec, 1)
                 if self._in_language_env()
