@@ -21,7 +21,7 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results topk smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	fuzz soak kills audit clean
 
 help: ## list the targets
@@ -108,10 +108,6 @@ bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL,
 	$(BIN)/python -m benchmarks.language
 
 results: $(LANGUAGE) ## write the tables of docs/results/ from the committed cells
-	$(BIN)/python -m benchmarks.pages
-
-topk: $(VENV)/.smollm ## result 10: KL from k tokens of SmolLM2, against the exact one (an hour); then its page
-	$(BIN)/python -m benchmarks.topk
 	$(BIN)/python -m benchmarks.pages
 
 fuzz: $(LANGUAGE) ## 2,000 command lines, YAMLs and run folders, most of them wrong (20 minutes)

@@ -48,6 +48,7 @@ def test_klrl_accepts_the_words_of_every_sweep(command) -> None:
 
     given = parse(shlex.split(command))
     jobs, composer = expand(separate(given, multirun=True).job), Composer()
+    assert len(jobs) > 1
     for words in (jobs[0], jobs[-1]):
         check_all_read(to_config(composer.composed(words)), words)
 

@@ -2,7 +2,7 @@
 
 Sources: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 Precipice", for the interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals
-of means; Holm 1979 for adjusted p. ``benchmarks/coverage.py`` measures the intervals' coverage.
+of means; Holm 1979 for adjusted p. docs/report.md has the intervals' coverage.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import mpmath
 import numpy as np
 import pytest
 
-from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval, welch_p
 from klrl.report.statistics import (
     chance_of_more,
     estimate,
@@ -132,7 +131,8 @@ def test_the_least_difference_is_seen_four_times_in_five(scale):
     # With the true spreads: the mean of the samples' least is within a hundredth of it.
     pairs = [([x, y], [1.0, -1.0]) for x, y in zip(a[:2_000], b[:2_000], strict=True)]
     least = np.sqrt(np.mean([each.least**2 for each in welch_all(pairs)]))
-    assert (welch_p(a + least, b) < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+    apart = welch_all([([x + least, y], [1.0, -1.0]) for x, y in zip(a, b, strict=True)])
+    assert np.mean([each.p < 0.05 for each in apart]) == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize("power", [-700, -500, 270, 500, 1000])
@@ -184,27 +184,11 @@ def test_p_of_more_counts_pairs_and_half_of_ties():
 
 
 @pytest.mark.integration
-def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad_seeds():
+def test_intervals_cover_what_they_say_on_normal_returns():
     draws = np.random.default_rng(0)
     for n in (3, 5, 10):
-        held = share_held(*t_interval(draws.standard_normal((20_000, n))), 0.0)
-        assert 0.94 < held < 0.96
-    assert share_held(*t_interval(bad_seeds(0.3)(draws, (5_000, 5))), 0.7) < 0.87
-
-
-@pytest.mark.integration
-def test_holm_over_all_pairs_keeps_the_level_and_over_those_with_the_best_does_not():
-    tables = np.random.default_rng(0).standard_normal((3_000, 10, 10))
-    assert false_alarms(tables) < 0.05
-    assert false_alarms(tables, best_alone=True) > 0.09
-
-
-def test_the_benchmark_tests_as_the_report_does():
-    a, b = rng.standard_normal((2, 7, 5))
-    of_report = [
-        each.p for each in welch_all([([x, y], [1.0, -1.0]) for x, y in zip(a, b, strict=True)])
-    ]
-    np.testing.assert_allclose(welch_p(a, b), of_report, rtol=1e-12)
+        made = welch_all([([seeds], [1.0]) for seeds in draws.standard_normal((20_000, n))])
+        assert 0.94 < np.mean([each.low <= 0 <= each.high for each in made]) < 0.96
 
 
 def test_the_iqm_is_what_rliable_printed():
