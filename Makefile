@@ -110,7 +110,7 @@ bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL,
 results: $(LANGUAGE) ## write the tables of docs/results/ from the committed cells
 	$(BIN)/python -m benchmarks.pages
 
-fuzz: $(LANGUAGE) ## 2,000 command lines, YAMLs and run folders, most of them wrong (20 minutes)
+fuzz: $(LANGUAGE) ## 2,000 command lines and YAMLs, most of them wrong (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.fuzz
 
 soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)

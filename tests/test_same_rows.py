@@ -30,8 +30,8 @@ def changed(iteration: int, **values: float | None) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if v is not None} for row in rows]
 
 
-def said(recorded, found, tolerance=0.0) -> list[str]:
-    return [str(difference) for difference in differences("main", recorded, found, tolerance)]
+def said(recorded, found) -> list[str]:
+    return [str(difference) for difference in differences("main", recorded, found)]
 
 
 NAN = float("nan")
@@ -63,11 +63,6 @@ def test_a_difference_is_located(recorded, found, told) -> None:
     assert said(recorded, found) == ([] if told is None else [f"main{told}"])
 
 
-@pytest.mark.parametrize(("tolerance", "count"), [(0.0, 1), (0.4e-6, 1), (0.6e-6, 0)])
-def test_the_tolerance_is_a_share_of_the_larger_value(tolerance, count) -> None:
-    assert len(said(ROWS, changed(1, loss_critic=2.000001), tolerance)) == count
-
-
 def test_times_are_left_out(tmp_path: Path) -> None:
     rows = [{**row, **dict.fromkeys(TIMES, 0.5)} for row in ROWS]
     path = tmp_path / "metrics.jsonl"
@@ -78,14 +73,14 @@ def test_times_are_left_out(tmp_path: Path) -> None:
 def test_the_first_differences_of_each_job_are_told_and_the_rest_counted(capsys) -> None:
     recorded = {"a": ROWS, "b": ROWS, "c": ROWS}
     found = {"a": ROWS, "b": changed(1, frames=65, loss_critic=2.5), "c": ROWS[:1]}
-    assert not compare(recorded, found, tolerance=0.0, first=1)
+    assert not compare(recorded, found, first=1)
     assert capsys.readouterr().out.splitlines() == [
         "b, iteration 1, frames: 64 recorded, 65 now",
         "b: 1 more",
         "c, iteration 2: no such row now",
         "6 rows of 3 jobs: 2 of 3 jobs differ",
     ]
-    assert compare(recorded, recorded, tolerance=0.0, first=1)
+    assert compare(recorded, recorded, first=1)
     assert capsys.readouterr().out == "6 rows of 3 jobs: equal\n"
 
 
