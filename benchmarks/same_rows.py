@@ -4,28 +4,27 @@
 
 All numbers of metrics.jsonl must be equal, times left out, and what --ignore names: with "--ignore
 eval/" a row that holds an evaluation alone, before the first iteration, counts as none. Where they
-are not, job, iteration and metric of the first difference are told, with both values, and the exit
-code is 1. Words of jobs must be valid in both versions.
+are not, job, iteration and metric of the first difference are told, with both values, the other
+version's first, and the exit code is 1. Words of jobs must be valid in both versions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import ROOT, environment
 from benchmarks.rounds import last_words
 from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job
 from klrl.language.data.sort_digits import BASE_MODEL
+from klrl.report.diff import differences
 
 Row = dict[str, float]
 Rows = dict[str, list[Row]]
@@ -102,55 +101,14 @@ def timeless(row: Row) -> Row:
 # -------------------------------------------------------------------------------------- comparing
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A number that is not the recorded one."""
-
-    job: str
-    iteration: int  # of the row, from 1
-    metric: str  # empty where a whole row is missing
-    recorded: float | None
-    found: float | None
-
-    def __str__(self) -> str:
-        """For a person to read."""
-        where = f"{self.job}, iteration {self.iteration}"
-        if not self.metric:
-            return f"{where}: {'no such row now' if self.found is None else 'a row too many'}"
-        recorded, found = (
-            "nothing" if value is None else repr(value) for value in (self.recorded, self.found)
-        )
-        return f"{where}, {self.metric}: {recorded} recorded, {found} now"
-
-
-def differences(job: str, recorded: Sequence[Row], found: Sequence[Row]) -> Iterator[Difference]:
-    """What differs between two runs of a job, row by row; both without times."""
-    for i in range(max(len(recorded), len(found))):
-        before, now = (dict(rows[i]) if i < len(rows) else None for rows in (recorded, found))
-        if before is None or now is None:
-            yield Difference(job, i + 1, "", before and float(i + 1), now and float(i + 1))
-            continue
-        for metric in [*before, *(key for key in now if key not in before)]:
-            values = before.get(metric), now.get(metric)
-            if not equal(*values):
-                yield Difference(job, i + 1, metric, *values)
-
-
-def equal(a: float | None, b: float | None) -> bool:
-    """Whether two numbers are the same; nan is nan."""
-    if a is None or b is None:
-        return a is b
-    return a == b or (math.isnan(a) and math.isnan(b))
-
-
 def compare(recorded: Rows, found: Rows, first: int) -> bool:
-    """Tell the first differences of each job; whether there are none."""
+    """Tell the first differences of each job, as ``klrl diff --bits``; whether there are none."""
     different = 0
     for name in recorded:
-        told = list(differences(name, recorded[name], found[name]))
+        told = list(differences(recorded[name], found[name]))
         different += bool(told)
         for difference in told[:first]:
-            print(difference)
+            print(f"{name}, {difference}")
         if len(told) > first:
             print(f"{name}: {len(told) - first} more")
     count = sum(len(rows) for rows in recorded.values())
