@@ -110,22 +110,11 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
     skipped: list[str] = []
-    runs = _without_copies(_readable(read_run, folders.values(), skipped), skipped)
+    runs = _readable(read_run, folders.values(), skipped)
     sweeps = _readable(SweepFile.read, swept.values(), skipped)
     marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
     runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
-
-
-def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
-    """Keep the longest copy of each run: copies are not additional seeds."""
-    farthest: dict[str, ReadRun] = {}
-    for run in sorted(runs, key=lambda run: -run.end):
-        first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
-        if first is not run:
-            skipped.append(f"{run.path}: is a copy of {first.path}; one of them counts")
-    kept = {run.path for run in farthest.values()}
-    return [run for run in runs if run.path in kept]
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:

@@ -12,7 +12,6 @@ from klrl.report.statistics import (
     estimate_curve,
     holm,
     iqm,
-    log_ratios,
     quantile,
     two_sided,
     welch,
@@ -101,26 +100,6 @@ def test_a_mean_over_tasks_pools_the_spreads_of_the_tasks():
     alone, both = welch([first], [1.0]), welch([first, flat], [0.5, 0.5])
     assert both.value == pytest.approx((3.2 + 7) / 2)
     assert both.high - both.low == pytest.approx((alone.high - alone.low) / 2, rel=1e-12)
-
-
-def test_swapping_two_settings_changes_the_sign_of_their_log_ratio_alone():
-    a, b = ([5 + rng.random(n) for n in sizes] for sizes in ((5, 6, 9), (7, 5, 10)))
-    first, second = log_ratios([(a, b), (b, a)])
-    assert (first.value, first.low, first.high) == pytest.approx(
-        (-second.value, -second.high, -second.low), rel=1e-12
-    )
-    assert (first.p, first.least) == pytest.approx((second.p, second.least), rel=1e-12)
-    # The unit of a task's return does not matter.
-    (scaled,) = log_ratios([([a[0] * 1e3, *a[1:]], [b[0] * 1e3, *b[1:]])])
-    assert (scaled.value, scaled.high) == pytest.approx((first.value, first.high), rel=1e-12)
-
-
-def test_a_log_ratio_has_the_delta_methods_error():
-    # Means 3.2 and 5; the second without spread: the interval of the first's mean, over the mean.
-    a, b = np.array([1.0, 2, 3, 4, 6]), np.full(5, 5.0)
-    (made,), alone = log_ratios([([a], [b])]), welch([a], [1.0])
-    assert made.value == pytest.approx(np.log(3.2 / 5))
-    assert made.high - made.low == pytest.approx((alone.high - alone.low) / 3.2, rel=1e-12)
 
 
 @pytest.mark.integration
