@@ -21,7 +21,7 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results topk smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
 	fuzz soak kills audit clean
 
 help: ## list the targets
@@ -110,11 +110,7 @@ bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL,
 results: $(LANGUAGE) ## write the tables of docs/results/ from the committed cells
 	$(BIN)/python -m benchmarks.pages
 
-topk: $(VENV)/.smollm ## result 10: KL from k tokens of SmolLM2, against the exact one (an hour); then its page
-	$(BIN)/python -m benchmarks.topk
-	$(BIN)/python -m benchmarks.pages
-
-fuzz: $(LANGUAGE) ## 2,000 command lines, YAMLs and run folders, most of them wrong (20 minutes)
+fuzz: $(LANGUAGE) ## 2,000 command lines and YAMLs, most of them wrong (20 minutes)
 	$(BIN)/python -m benchmarks.reliability.fuzz
 
 soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)

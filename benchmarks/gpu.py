@@ -164,9 +164,9 @@ def disagreement(mode: str, *words: str, device: str = "cuda", dtype: str = "flo
     return float((moved - other).norm() / moved.norm())
 
 
-def agreement(name: str, mode: str, device: str = "cuda") -> str:
+def agreement(name: str, mode: str) -> str:
     limit = TOLERANCE_CNN if name == "cnn" else TOLERANCE
-    return near("apart from the CPU's by", disagreement(mode, *AGREE[name], device=device), limit)
+    return near("apart from the CPU's by", disagreement(mode, *AGREE[name]), limit)
 
 
 def agreement_in_mixed(mode: str) -> str:
@@ -313,18 +313,6 @@ def evaluated(folder: Path) -> str:
     return "equal to the bit, greedy and sampled"
 
 
-def second_device(folder: Path) -> str:
-    """All of an update's agreement on cuda:1, and a run there."""
-    if torch.cuda.device_count() < 2:
-        raise SkipTest("this machine has one device")
-    said = [agreement("normal", mode, "cuda:1") for mode in MODES]
-    words = (*SMALL, "frames=4096", *QUIET)
-    one, other = (klrl.run(*words, f"device=cuda:{i}", folder=folder / str(i)) for i in (0, 1))
-    assert other.manifest["device"] == "cuda:1"
-    apart = rows_apart(dict(one.rows[-1]), dict(other.rows[-1]))
-    return f"{'; '.join(said)}; {near('from cuda:0 by', apart, 0.02)}"
-
-
 class Memory(Callback):
     """Bytes that tensors hold at the end of each iteration."""
 
@@ -407,7 +395,7 @@ def checks(figures: dict[str, float]) -> dict[str, Check]:
         found[f"agreement, cnn in bfloat16, {mode}"] = lambda _, m=mode: agreement_in_mixed(m)
     found |= {f"language, {name}": lambda path, n=name: language(n, path) for name in LANGUAGE}
     found["language, SmolLM2"] = smollm
-    found |= {"resume": resumed, "evaluate": evaluated, "cuda:1": second_device, "memory": memory}
+    found |= {"resume": resumed, "evaluate": evaluated, "memory": memory}
     found["wandb"] = wandb_offline
     found |= {f"speed, {size}": lambda _, s=size: speed(s, figures) for size in SPEED}
     return found

@@ -24,8 +24,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.peers.common import versions
 from benchmarks.peers.lm import LAST, PACKAGES
 from benchmarks.results import ROOT, language, save
@@ -57,8 +55,7 @@ class Workload:
     # beside the defaults of :func:`benchmarks.peers.lm.make_parser`
     settings: Mapping[str, str | int | float]
     iterations: int = 40  # in a full round; the first one is not counted
-    # its vocabulary is: TRL runs with its head on response tokens alone too, and its logged KL is
-    # compared with the true one
+    # its vocabulary is: TRL runs with its head on response tokens alone too
     large: bool = False
 
     @property
@@ -155,14 +152,7 @@ def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
                 tasks[name] = partial(run_trl, args.trl_python, words, data, more)
         found = rounds(tasks, args.rounds, in_words)
         require_equal_prompts(found)
-        summary = summarise(found, workload)
-        if workload.large and "error" not in summary["TRL"]:
-            try:
-                told = run_trl(args.trl_python, words, data, ("--truth",), 0)["kl"]
-                summary["TRL"]["kl"] = kl_beside_truth(told)
-            except Failed as error:
-                summary["TRL"]["kl"] = {"error": str(error)}
-    return summary
+        return summarise(found, workload)
 
 
 def make_words(
@@ -215,24 +205,6 @@ def summarise(found: dict[str, list[Told]], workload: Workload) -> dict[str, Lin
             ratio = spread([own[key] / theirs[key] for own, theirs in pairs])
             summary["klrl"] |= {RATIOS[name]: ratio, "target": workload.target}
     return summary
-
-
-def kl_beside_truth(told: Mapping[str, Sequence[float]]) -> Line:
-    """Means over tokens, nats: what TRL logged, its estimator, the truth; and their difference.
-
-    The difference k3 - exact is a ratio of sums over responses; its standard error is that of
-    their residuals.
-    """
-    tokens, exact, k3 = (np.array(told[name], float) for name in ("tokens", "exact", "k3"))
-    off = (k3 - exact).sum() / tokens.sum()
-    rest = k3 - exact - off * tokens
-    return {
-        "logged": statistics.fmean(told["logged"]),
-        "exact": exact.sum() / tokens.sum(),
-        "k3": k3.sum() / tokens.sum(),
-        "k3_error": float(np.sqrt(rest.var(ddof=1) * len(rest)) / tokens.sum()),
-        "responses": len(tokens),
-    }
 
 
 def phases_of(told: Sequence[Line]) -> dict[str, float]:

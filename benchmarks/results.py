@@ -174,22 +174,7 @@ def language(data: dict[str, Any]) -> str:
         if phases_told := contenders["klrl"].get("phases"):
             told = ", ".join(f"{phase} {value:,.0f}" for phase, value in phases_told.items())
             parts.append(f"klrl, us of CPU per sample: {told}.")
-        if kl := contenders["TRL"].get("kl"):
-            parts.append(kl_of_trl(kl))
     return "\n\n".join(parts)
-
-
-def kl_of_trl(kl: dict[str, Any]) -> str:
-    """What TRL logs beside the truth."""
-    if "error" in kl:
-        return f"TRL's KL beside the truth: not measured ({kl['error']})."
-    logged, k3, exact, error = (f"{kl[n]:.5f}" for n in ("logged", "k3", "exact", "k3_error"))
-    return prose(
-        f"KL(policy||reference) of the last iteration's {kl['responses']} responses, nats per "
-        f"token: TRL logs {logged} (k3, weighted by the ratio); its estimator k3 by plain "
-        f"transformers gives {k3}, the sum over the vocabulary {exact}. The two are "
-        f"{kl['k3'] - kl['exact']:+.5f} apart, with a standard error of {error}."
-    )
 
 
 def samples(contenders: dict[str, Any], last: int) -> str:

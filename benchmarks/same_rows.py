@@ -1,33 +1,30 @@
 """Does another version of klrl compute the same? 16 small jobs of both domains, all their rows.
 
     python -m benchmarks.same_rows --against-tree ../before     # a checkout of the version before
-    python -m benchmarks.same_rows --record FOLDER --tree ../before    # the same in two steps
-    python -m benchmarks.same_rows --against FOLDER
 
 All numbers of metrics.jsonl must be equal, times left out, and what --ignore names: with "--ignore
 eval/" a row that holds an evaluation alone, before the first iteration, counts as none. Where they
-are not, job, iteration and metric of the first difference are told, with both values, and the exit
-code is 1. Words of jobs must be valid in both versions.
+are not, job, iteration and metric of the first difference are told, with both values, the other
+version's first, and the exit code is 1. Words of jobs must be valid in both versions.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.results import ROOT, environment
 from benchmarks.rounds import last_words
 from benchmarks.small_jobs import FILES, JOBS, MODEL, SLOW_JOBS, Job
 from klrl.language.data.sort_digits import BASE_MODEL
+from klrl.report.diff import differences
 
 Row = dict[str, float]
 Rows = dict[str, list[Row]]
@@ -36,8 +33,6 @@ TIMEOUT = 600
 TIMES = "time/"
 #: The id of a row's run.
 RUN = "run"
-#: Beside the rows of a record: each job's words.
-JOBS_FILE = "jobs.json"
 
 
 # ---------------------------------------------------------------------------------------- running
@@ -103,86 +98,17 @@ def timeless(row: Row) -> Row:
     return {key: value for key, value in row.items() if not key.startswith((TIMES, RUN))}
 
 
-# -------------------------------------------------------------------------------------- recording
-
-
-def write_record(folder: Path, jobs: Sequence[Job], rows: Rows) -> None:
-    """``NAME.jsonl`` for each job, and the words that made it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, lines in rows.items():
-        text = "".join(json.dumps(row) + "\n" for row in lines)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-    words = {job.name: job.words for job in jobs}
-    (folder / JOBS_FILE).write_text(json.dumps(words, indent=1) + "\n", encoding="utf-8")
-
-
-def read_record(folder: Path, jobs: Sequence[Job]) -> Rows:
-    """The same back."""
-    if not (folder / JOBS_FILE).is_file():
-        raise SystemExit(f"{folder}: no {JOBS_FILE} in it; make it with --record {folder}")
-    words = json.loads((folder / JOBS_FILE).read_text(encoding="utf-8"))
-    other = [job.name for job in jobs if words.get(job.name) != job.words]
-    if other:
-        raise SystemExit(f"{folder}: {other[0]} had other words there, or was not run; record anew")
-    return {job.name: read_rows(folder / f"{job.name}.jsonl") for job in jobs}
-
-
 # -------------------------------------------------------------------------------------- comparing
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A number that is not the recorded one."""
-
-    job: str
-    iteration: int  # of the row, from 1
-    metric: str  # empty where a whole row is missing
-    recorded: float | None
-    found: float | None
-
-    def __str__(self) -> str:
-        """For a person to read."""
-        where = f"{self.job}, iteration {self.iteration}"
-        if not self.metric:
-            return f"{where}: {'no such row now' if self.found is None else 'a row too many'}"
-        recorded, found = (
-            "nothing" if value is None else repr(value) for value in (self.recorded, self.found)
-        )
-        return f"{where}, {self.metric}: {recorded} recorded, {found} now"
-
-
-def differences(
-    job: str, recorded: Sequence[Row], found: Sequence[Row], tolerance: float = 0.0
-) -> Iterator[Difference]:
-    """What differs between two runs of a job, row by row; both without times."""
-    for i in range(max(len(recorded), len(found))):
-        before, now = (dict(rows[i]) if i < len(rows) else None for rows in (recorded, found))
-        if before is None or now is None:
-            yield Difference(job, i + 1, "", before and float(i + 1), now and float(i + 1))
-            continue
-        for metric in [*before, *(key for key in now if key not in before)]:
-            values = before.get(metric), now.get(metric)
-            if not equal(*values, tolerance):
-                yield Difference(job, i + 1, metric, *values)
-
-
-def equal(a: float | None, b: float | None, tolerance: float) -> bool:
-    """Whether two numbers are the same up to a share of the larger one; nan is nan."""
-    if a is None or b is None:
-        return a is b
-    if math.isnan(a) or math.isnan(b):
-        return math.isnan(a) and math.isnan(b)
-    return a == b or abs(a - b) <= tolerance * max(abs(a), abs(b))
-
-
-def compare(recorded: Rows, found: Rows, tolerance: float, first: int) -> bool:
-    """Tell the first differences of each job; whether there are none."""
+def compare(recorded: Rows, found: Rows, first: int) -> bool:
+    """Tell the first differences of each job, as ``klrl diff --bits``; whether there are none."""
     different = 0
     for name in recorded:
-        told = list(differences(name, recorded[name], found[name], tolerance))
+        told = list(differences(recorded[name], found[name]))
         different += bool(told)
         for difference in told[:first]:
-            print(difference)
+            print(f"{name}, {difference}")
         if len(told) > first:
             print(f"{name}: {len(told) - first} more")
     count = sum(len(rows) for rows in recorded.values())
@@ -211,17 +137,9 @@ def main() -> None:
     jobs = (*JOBS, *SLOW_JOBS) if args.slow else JOBS
     if args.only:
         jobs = picked(jobs, args.only)
-    if args.record:
-        write_record(args.record, jobs, _run(jobs, args.tree, args.at_once))
-        print(f"recorded in {args.record}")
-        return
-    if args.against:
-        recorded = read_record(args.against, jobs)
-    else:
-        recorded = _run(jobs, args.against_tree, args.at_once)
-    found = _run(jobs, args.tree, args.at_once)
-    recorded, found = (ignoring(each, args.ignore) for each in (recorded, found))
-    sys.exit(0 if compare(recorded, found, args.tolerance, args.first) else 1)
+    before, now = (_run(jobs, tree, args.at_once) for tree in (args.against_tree, args.tree))
+    before, now = (ignoring(each, args.ignore) for each in (before, now))
+    sys.exit(0 if compare(before, now, args.first) else 1)
 
 
 def picked(jobs: Sequence[Job], names: Sequence[str]) -> tuple[Job, ...]:
@@ -236,12 +154,10 @@ def picked(jobs: Sequence[Job], names: Sequence[str]) -> tuple[Job, ...]:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--record", type=Path, metavar="FOLDER", help="run the jobs, keep their rows")
-    what.add_argument("--against", type=Path, metavar="FOLDER", help="run them, compare with those")
-    what.add_argument("--against-tree", type=Path, metavar="TREE", help="run them with both trees")
+    parser.add_argument(
+        "--against-tree", type=Path, required=True, help="a checkout to compare with"
+    )
     parser.add_argument("--tree", type=Path, default=ROOT, help="a checkout (default: this one)")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative (default 0)")
     parser.add_argument(
         "--ignore", nargs="+", default=[], metavar="PREFIX", help="metrics, as eval/"
     )

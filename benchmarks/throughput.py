@@ -72,17 +72,9 @@ WORKLOADS = (
     Workload("pendulum", 64, 64),
     Workload("half_cheetah", 1, 2048),
 )
-SERIAL = Contender("TorchRL loop (SerialEnv)", "torchrl_loop", ("--vector", "serial"), 5)
 AGAINST = (SB3.name, TORCHRL.name, FLOOR.name)
 COPIES = (1, 4, 16, 64, 256, 1024)
 FRAMES_PER_ROLLOUT = 4096
-
-
-def contenders(workload: Workload, quick: bool) -> list[Contender]:
-    found = [*KLRL, SB3, TORCHRL, FLOOR]
-    if workload == WORKLOADS[0] and not quick:
-        found.insert(-1, SERIAL)
-    return found
 
 
 # ------------------------------------------------------------------------------------- summaries
@@ -121,7 +113,7 @@ def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
 
 
 #: What a contender says of itself beside figures.
-ABOUT = ("collector", "compile", "kl", "loss", "vector", "peak_mb", "import_cpu_seconds")
+ABOUT = ("collector", "compile", "kl", "loss", "peak_mb", "import_cpu_seconds")
 
 
 # -------------------------------------------------------------------------------------- sections
@@ -131,7 +123,7 @@ def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
     print(f"{workload.name}", flush=True)
     tasks = {
         c.name: lambda _, c=c: c.run(workload, max(3, round(c.iterations * args.length)))
-        for c in contenders(workload, args.quick)
+        for c in (*KLRL, SB3, TORCHRL, FLOOR)
     }
     return summarise(rounds(tasks, args.rounds))
 

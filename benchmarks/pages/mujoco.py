@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.pages.tables import Measure, Row, markdown
 from benchmarks.results import table
-from klrl.report.statistics import Array, chance_of_more, log_ratios, welch
+from klrl.report.statistics import Array, chance_of_more, welch
 
 TASKS = ("hopper", "half_cheetah", "swimmer", "walker2d", "ant")
 HELD, CLIP, ACTION, TRPO, KLPEN, ZOO = SETTINGS = (
@@ -145,15 +145,22 @@ def difference(cells: Known, first: str, second: str, task: str) -> list[str]:
     ]
 
 
-def over_tasks(cells: Known, first: str, second: str, key: str = "return") -> list[str]:
-    """Format the mean over tasks: of log(mean a / mean b), told as a percentage.
+def log_ratio(a: Sequence[Array], b: Sequence[Array]) -> tuple[float, float, float]:
+    """Estimate the mean over tasks of log(mean a / mean b), and its interval.
 
-    Its interval is the delta method's: the error of log(mean a) is that of mean a, over mean a.
-    Percentages of b would have another mean, and at times another verdict, than those of a.
+    By the delta method the error of log(mean a) is that of mean a, over mean a. Percentages of b
+    would have another mean, and at times another verdict, than those of a.
     """
+    samples, weights = [*a, *b], [1 / len(a)] * len(a) + [-1 / len(b)] * len(b)
+    value = float(np.dot(weights, [math.log(x.mean()) for x in samples]))
+    around = welch([x / x.mean() for x in samples], weights)
+    return value, value + around.low - around.value, value + around.high - around.value
+
+
+def over_tasks(cells: Known, first: str, second: str, key: str = "return") -> list[str]:
+    """Format the mean over tasks of the log ratio, told as a percentage."""
     a, b = ([values(cells, each, task, key) for task in cells[first]] for each in (first, second))
-    ratio = log_ratios([(a, b)])[0]
-    value, low, high = (100 * math.expm1(x) for x in (ratio.value, ratio.low, ratio.high))
+    value, low, high = (100 * math.expm1(x) for x in log_ratio(a, b))
     told = f"{value:+.0f} [{low:+.0f}, {high:+.0f}]"
     excluded = "yes" if low > -100 * LOSS else "no"
     return [_names(first, second), f"mean of {len(a)}", "", told, "", excluded]

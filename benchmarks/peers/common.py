@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import sys
@@ -16,14 +15,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 ENV_IDS = {
     "pendulum": "Pendulum-v1",
     "half_cheetah": "HalfCheetah-v5",
     "hopper": "Hopper-v5",
-    "atari": "ale_py:ALE/Pong-v5",
 }
 
 #: Packages whose versions decide a figure; those that are not installed are left out.
@@ -59,32 +56,9 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process, all its threads, and its children, ended or alive."""
+    """CPU time of this process, all its threads, and its children that ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.process_time() + ended.ru_utime + ended.ru_stime + _of_living(os.getpid())
-
-
-def _of_living(pid: int) -> float:
-    """CPU time of the living descendants, such as a logger's service; 0 where there is no /proc."""
-    total = 0.0
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = task.read_text().split()
-        except OSError:  # it ended in between
-            continue
-        for child in children:
-            total += _of_process(child) + _of_living(int(child))
-    return total
-
-
-def _of_process(pid: str) -> float:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return 0.0
-    # The command's name may contain blanks; what follows its bracket does not. See proc(5).
-    fields = stat.rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + ended.ru_utime + ended.ru_stime
 
 
 class Clock:
@@ -151,25 +125,19 @@ def report(
     if not counted:
         raise SystemExit(f"{name}: one iteration is not enough, the first is not counted")
     frames = args.n * args.t * len(counted)
-    cpu, wall = (sum(lap[key] for lap in counted) for key in ("cpu", "wall"))
-    first, usual = clock.laps[0], {k: statistics.median(x[k] for x in counted) for k in counted[0]}
-    beyond = {key: max(first[key] - usual[key], 0.0) for key in ("cpu", "wall")}
+    cpu = sum(lap["cpu"] for lap in counted)
+    usual = statistics.median(lap["wall"] for lap in counted)
+    compiling = clock.build_seconds + max(clock.laps[0]["wall"] - usual, 0.0)
     line = {
         "name": name,
         "env": args.env,
         "n": args.n,
         "t": args.t,
         "frames": frames,
-        "cpu_seconds": round(cpu, 4),
-        "wall_seconds": round(wall, 4),
         "frames_per_cpu_second": round(frames / cpu, 3),
-        "frames_per_second": round(frames / wall, 1),
         "phases": _phases(counted, frames, cpu),
         "import_cpu_seconds": round(clock.import_seconds, 2),
-        "build_seconds": round(clock.build_seconds, 2),
-        "first_iteration_seconds": round(first["wall"], 2),
-        "compile_seconds": round(clock.build_seconds + beyond["wall"], 2) if compiled else 0.0,
-        "compile_cpu_seconds": round(beyond["cpu"], 2) if compiled else 0.0,
+        "compile_seconds": round(compiling, 2) if compiled else 0.0,
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "versions": versions(),
         **more,

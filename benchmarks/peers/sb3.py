@@ -12,9 +12,7 @@ import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import gymnasium
 import torch
-from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -50,11 +48,10 @@ class Watch(BaseCallback):
 
 def make_model(args: argparse.Namespace) -> PPO:
     """Copies in this process (DummyVecEnv); MlpPolicy is two networks of 64 x 64 tanh."""
-    images = args.env == "atari"
-    env = make_vec_env(make_pong if images else ENV_IDS[args.env], args.n, seed=args.seed)
+    env = make_vec_env(ENV_IDS[args.env], args.n, seed=args.seed)
     return PPO(
-        "CnnPolicy" if images else "MlpPolicy",
-        VecNormalize(env, norm_obs=not images, norm_reward=images),
+        "MlpPolicy",
+        VecNormalize(env, norm_reward=False),
         n_steps=args.t,
         batch_size=args.n * args.t // args.minibatches,
         n_epochs=args.epochs,
@@ -64,12 +61,6 @@ def make_model(args: argparse.Namespace) -> PPO:
         seed=args.seed,
         device="cpu",
     )
-
-
-def make_pong() -> gymnasium.Env:
-    """Pong as klrl's preset has it: 4 frames skipped, grey, 84 x 84, 4 stacked."""
-    env = gymnasium.make(ENV_IDS["atari"], frameskip=1)
-    return FrameStackObservation(AtariPreprocessing(env, frame_skip=4, screen_size=84), 4)
 
 
 def watch_phases(model: PPO, clock: Clock) -> None:

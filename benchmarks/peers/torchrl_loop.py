@@ -3,7 +3,7 @@
 As TorchRL's own PPO example, where equal work does not ask for less: advantages once per rollout
 (the example recomputes them every epoch), one optimiser, a Normal that the environment clips (its
 KL has a closed form). Several copies of the environment are TorchRL's wrapper around Gymnasium's
-SyncVectorEnv, its fastest way without processes, or with ``--vector serial`` a SerialEnv.
+SyncVectorEnv, its fastest way without processes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from torchrl.envs import (
     GymEnv,
     GymWrapper,
     RewardSum,
-    SerialEnv,
     StepCounter,
     TransformedEnv,
     VecNormV2,
@@ -58,13 +57,12 @@ def make_env(args: argparse.Namespace) -> TransformedEnv:
 
 def make_base(args: argparse.Namespace) -> EnvBase:
     env_id = ENV_IDS[args.env]
-    if args.vector == "gym" and args.n > 1:  # for one copy GymEnv is the faster
-        settings = {"autoreset_mode": AutoresetMode.SAME_STEP}
-        return GymWrapper(
-            gym.make_vec(env_id, num_envs=args.n, vectorization_mode="sync", vector_kwargs=settings)
-        )
-    make = lambda: GymEnv(env_id, device="cpu")  # noqa: E731
-    return make() if args.n == 1 else SerialEnv(args.n, make)
+    if args.n == 1:  # GymEnv is the faster
+        return GymEnv(env_id, device="cpu")
+    settings = {"autoreset_mode": AutoresetMode.SAME_STEP}
+    return GymWrapper(
+        gym.make_vec(env_id, num_envs=args.n, vectorization_mode="sync", vector_kwargs=settings)
+    )
 
 
 def make_networks(env: EnvBase) -> tuple[ProbabilisticActor, ValueOperator]:
@@ -161,13 +159,10 @@ def train(args: argparse.Namespace, clock: Clock, folder: str) -> None:
 def main() -> None:
     clock = Clock()
     torch.set_num_threads(1)
-    parser = make_parser(__doc__)
-    parser.add_argument("--vector", choices=("gym", "serial"), default="gym")
-    args = parser.parse_args()
+    args = make_parser(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         train(args, clock, folder)
-    name = "TorchRL loop" if args.vector == "gym" else "TorchRL loop (SerialEnv)"
-    report(name, args, clock, vector=args.vector)
+    report("TorchRL loop", args, clock)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +103,8 @@ SCORES = {"sort_digits": exact, "instructions": followed}
 COLUMNS = {"sort_digits": ("digits", "answer"), "instructions": ("topic", "words")}
 
 
-def train(args: argparse.Namespace, clock: Clock) -> tuple[Score, KLs | None]:
-    """Run; the scores, and the KLs of the last iteration where they are asked for."""
+def train(args: argparse.Namespace, clock: Clock) -> Score:
+    """Run; the scores."""
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -135,9 +134,8 @@ def train(args: argparse.Namespace, clock: Clock) -> tuple[Score, KLs | None]:
             train_dataset=Dataset.from_list(json.loads(args.data.read_text())),
             callbacks=[Lap()],
         )
-        kls = watched_kl(trainer, args) if args.truth else None
         trainer.train()
-    return score, kls
+    return score
 
 
 def score_responses_alone() -> None:
@@ -152,78 +150,18 @@ def score_responses_alone() -> None:
     utils._use_triton = lambda device: True
 
 
-@dataclass
-class KLs:
-    """KL(policy||reference) in the last iteration, nats."""
-
-    # by TRL, a mean over the tokens of each minibatch, weighted by the ratio
-    logged: list[float] = field(default_factory=list)
-    tokens: list[float] = field(default_factory=list)  # of each response
-    # over the whole vocabulary, by plain transformers: one response at a time, unpadded; a sum over
-    # each response
-    exact: list[float] = field(default_factory=list)
-    # the same tokens by the estimator that TRL uses, unweighted; likewise
-    k3: list[float] = field(default_factory=list)
-
-
-def watched_kl(trainer: Any, args: argparse.Namespace) -> KLs:
-    """Filled while the last iteration is learned from; its time then means nothing."""
-    found, compute = KLs(), trainer._compute_loss
-    first = (args.iterations - 1) * args.minibatches * args.epochs
-
-    def watched(model: Any, inputs: Any) -> Any:
-        watches = trainer.state.global_step >= first
-        if watches:
-            for own, values in zip(
-                (found.tokens, found.exact, found.k3), true_kl(trainer, inputs), strict=True
-            ):
-                own.extend(values)
-        loss = compute(model, inputs)
-        if watches:
-            found.logged.append(trainer._metrics["train"]["kl"][-1])
-        return loss
-
-    trainer._compute_loss = watched
-    return found
-
-
-def true_kl(trainer: Any, inputs: Any) -> tuple[list[float], list[float], list[float]]:
-    """Tokens, exact KL and k3 of each response of a minibatch, the last two sums over tokens."""
-    import torch
-
-    def log_probs(model: Any, ids: Any, count: int) -> Any:
-        logits = model(input_ids=ids[None]).logits[0, -count - 1 : -1].float()
-        return (logits / trainer.temperature).log_softmax(-1)
-
-    tokens, exact, k3 = list[float](), list[float](), list[float]()
-    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
-    with torch.no_grad():
-        for prompt, asked, completion, said in zip(*(inputs[n] for n in names), strict=True):
-            answer = completion[said.bool()]
-            ids, count = torch.cat([prompt[asked.bool()], answer]), len(answer)
-            policy = log_probs(trainer.model, ids, count)
-            reference = log_probs(trainer.ref_model, ids, count)
-            exact.append(float((policy.exp() * (policy - reference)).sum()))
-            log_ratio = (reference - policy).gather(1, answer[:, None])
-            k3.append(float((log_ratio.exp() - 1 - log_ratio).sum()))
-            tokens.append(count)
-    return tokens, exact, k3
-
-
 def main() -> None:
     clock = Clock()
     parser = make_parser(__doc__)
     parser.add_argument(
         "--data", type=Path, required=True, help="JSON: prompt, and what its score reads"
     )
-    parser.add_argument("--truth", action="store_true", help="the true KL of the last iteration")
     parser.add_argument("--compact", action="store_true", help="score response tokens alone")
     args = parser.parse_args()
     with contextlib.redirect_stdout(sys.stderr):
-        score, kls = train(args, clock)
+        score = train(args, clock)
     assert score.asked is not None
-    more = {} if kls is None else {"kl": asdict(kls)}
-    finish("TRL", args, clock, score.rewards, score.tokens, score.asked, **more)
+    finish("TRL", args, clock, score.rewards, score.tokens, score.asked)
 
 
 if __name__ == "__main__":

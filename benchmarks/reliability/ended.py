@@ -62,24 +62,18 @@ class Ended:
 def in_fork(function: Callable[[], Any], folder: Path, limit: float = LIMIT) -> Ended:
     """Call a function in a fork of this process, which has imported what it needs."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        sys.stdout.flush()
-        sys.stderr.flush()
         begun = time.monotonic()
-        pid = os.fork()
-        if not pid:
-            _child(function, folder, out.fileno(), err.fileno())
-        code, hung = _wait(pid, limit)
+        code, hung = _wait(fork(function, folder, out.fileno(), err.fileno()), limit)
         return Ended(code, _read(out), _read(err), time.monotonic() - begun, hung)
 
 
-def fork(function: Callable[[], Any], folder: Path, output: str) -> int:
-    """Begin to call a function in a fork, and go on; its id."""
+def fork(function: Callable[[], Any], folder: Path, out: int, err: int) -> int:
+    """Begin to call a function in a fork that writes to two descriptors, and go on; its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
     if not pid:
-        written = os.open(output, os.O_WRONLY)
-        _child(function, folder, written, written)
+        _child(function, folder, out, err)
     return pid
 
 

@@ -1,11 +1,9 @@
-"""Inputs of ``make fuzz``: command lines, YAMLs and run folders, most of them wrong."""
+"""Inputs of ``make fuzz``: command lines and YAMLs, most of them wrong."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.reliability.small_run import TEXT, WORDS, text_files
+from benchmarks.reliability.small_run import TEXT, text_files
 from benchmarks.small_jobs import CONTROL, JOBS, LANGUAGE
 
 
@@ -137,49 +135,7 @@ def typo(r: random.Random, text: str) -> str:
     return text[:at] + r.choice(["", text[at : at + 1] * 2, other]) + text[at + 1 :]
 
 
-# ------------------------------------------------------------------------------------------ files
-
-
-def damaged(r: random.Random, content: bytes) -> bytes:
-    """Bytes cut, changed, moved, repeated, or with others among them."""
-    at = r.randrange(len(content) + 1)
-    odd = r.choice((b"\xff\xfe\xfa", b"\x00" * 5000, b"\xed\xa0\x80", b"\xef\xbb\xbf", b"\x1b[2J"))
-    ways = (
-        *(b"", content[:at], content[at:], content[:at] + odd + content[at:], content + content),
-        *(content[:at] + bytes([r.randrange(256)]) + content[at + 1 :], content[::-1]),
-        *(content.replace(b"\n", b"\r\n"), content.replace(b"\n", b"")),
-    )
-    return r.choice(ways)
-
-
-#: Values of another type, or of no size that anyone expects.
-_VALUES: tuple[Any, ...] = (
-    *(None, True, 0, -1, 1.5, 2**64, 10**400, float("nan"), float("inf"), "", "é\u2028", "\ud800"),
-    *("<script>", "x" * 10_000, "../../etc", [], {}, [[]], {"": None}, {"a": {"b": {}}}),
-)
-
-
-def changed(r: random.Random, value: Any) -> Any:
-    """A JSON value with one of its values, at any depth, replaced or dropped."""
-    if isinstance(value, dict) and value and r.random() < 0.85:
-        key = r.choice(sorted(value))
-        if r.random() < 0.15:
-            return {k: v for k, v in value.items() if k != key}
-        return {**value, key: changed(r, value[key])}
-    if isinstance(value, list) and value and r.random() < 0.7:
-        at = r.randrange(len(value))
-        return [*value[:at], changed(r, value[at]), *value[at + 1 :]]
-    return r.choice(_VALUES)
-
-
-def json_text(r: random.Random, value: Any) -> bytes:
-    """A JSON text, changed in a value, in a byte, or altogether."""
-    ways = (
-        json.dumps(changed(r, value)).encode("utf-8", "surrogatepass"),
-        damaged(r, json.dumps(value, indent=1).encode()),
-        r.choice(texts("json")).encode(),
-    )
-    return r.choices(ways, (6, 3, 1))[0]
+# ------------------------------------------------------------------------------------------ YAMLs
 
 
 def yamls(r: random.Random) -> Input:
@@ -187,43 +143,13 @@ def yamls(r: random.Random) -> Input:
     group, start, setting = r.choice(
         [("kl", "retrieve", "coef: 0.2"), ("optim", "adam", "lr: 0.001"), ("learner", "ppo", "")]
     )
-    text = f"defaults:\n  - {start}\n  - _self_\n\n{setting}\n".encode()
-    odd: bytes = r.choice(texts("yaml")).encode()
-    text = r.choice([text, damaged(r, text), text + odd, odd])
+    text = f"defaults:\n  - {start}\n  - _self_\n\n{setting}\n"
+    odd = r.choice(texts("yaml"))
+    text = r.choice([text, typo(r, text), text + odd, odd])
 
     def prepare(folder: Path) -> None:
         (folder / "conf" / group).mkdir(parents=True)
-        (folder / "conf" / group / "mine.yaml").write_bytes(text)
+        (folder / "conf" / group / "mine.yaml").write_text(text, encoding="utf-8")
 
     words = ("--config-dir", "conf", f"{group}=mine", "learner.compile=false", "logger=none")
     return Input("yaml", words, None, (), prepare)
-
-
-_READ = (
-    *("ls .", "ls --json run", "diff run other", "report run", "report run other --unfinished"),
-    *("evaluate run --episodes 1", "evaluate run --checkpoint best --json", "resume=run"),
-    *(f"{' '.join(WORDS)} {word}" for word in ("actor.init=run", "reference.path=run")),
-)
-
-
-def run_folder(r: random.Random, stock: Path) -> Input:
-    """A run folder with one file damaged, and a command that reads it."""
-    listed = sorted(path for path in (stock / "run").rglob("*") if path.is_file())
-    weights = [1 if path.suffix in (".safetensors", ".png") else 4 for path in listed]
-    (path,) = r.choices(listed, weights)
-    content = path.read_bytes()
-    if path.suffix == ".json":
-        content = json_text(r, json.loads(content))
-    elif path.suffix == ".jsonl":
-        lines = content.splitlines()
-        at = r.randrange(len(lines))
-        content = b"\n".join([*lines[:at], json_text(r, json.loads(lines[at])), *lines[at + 1 :]])
-    else:
-        content = damaged(r, content)
-
-    def prepare(folder: Path) -> None:
-        for name in ("run", "other"):
-            shutil.copytree(stock / "run", folder / name)
-        (folder / path.relative_to(stock)).write_bytes(content)
-
-    return Input("run folder", tuple(r.choice(_READ).split()), None, (), prepare)

@@ -29,17 +29,9 @@ from pathlib import Path
 
 from benchmarks.reliability.ended import Ended
 from benchmarks.reliability.small_run import begin, import_all, klrl, text_files
-from benchmarks.small_jobs import JOBS, MODEL, SLOW_JOBS, Job, control
+from benchmarks.small_jobs import JOBS, MODEL, SLOW_JOBS, Job
 from klrl.language.data.sort_digits import BASE_MODEL
 
-#: Beside those of :mod:`benchmarks.same_rows`.
-MORE = (
-    control("held_kl", "env=pendulum controller=held controller.target=1e-4 reference=ema"),
-    control("hopper_legacy", "env=hopper kl=legacy kl.apply=step collector.steps=64"),
-    control("cheetah", "env=half_cheetah controller=adaptive"),
-    control("ant", "env=ant kl=legacy"),
-    control("acrobot_legacy", "env=acrobot kl=legacy controller=dual loss=clip"),
-)
 #: Seconds for a run: one compiles.
 _LIMIT = 600.0
 #: As many times the frames of the small jobs, and a checkpoint in every iteration.
@@ -48,8 +40,7 @@ LONGER = 4
 
 def jobs_of(slow: bool) -> list[Job]:
     """All with an exact resume that are not resumed themselves; those that others need first."""
-    compiled = [job for job in SLOW_JOBS if job.name == "compiled"]
-    every = [*JOBS, *MORE, *(compiled if slow else ())]
+    every = [*JOBS, *(SLOW_JOBS if slow else ())]
     left_out = ("resume=", "collector=torchrl")
     return [_longer(job) for job in every if not any(word in job.words for word in left_out)]
 

@@ -1,4 +1,4 @@
-"""The small run of ``make fuzz``, and the commands that fuzz and kills give in forks."""
+"""A small run, a small model, and commands of klrl in forks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def klrl(words: Sequence[str], work: Path, limit: float = LIMIT) -> Ended:
 
 def begin(words: Sequence[str], work: Path) -> int:
     """Start the same without waiting: the id of the fork, whose output goes nowhere."""
-    return fork(partial(_go, words), work, os.devnull)
+    with Path(os.devnull).open("wb") as nowhere:
+        return fork(partial(_go, words), work, nowhere.fileno(), nowhere.fileno())
 
 
 def _go(words: Sequence[str]) -> None:
@@ -56,16 +57,9 @@ def text_files(folder: Path) -> None:
 
 #: What the commands import late.
 _LATE = (
-    *(
-        "cli.diff",
-        "cli.evaluate",
-        "cli.ls",
-        "cli.report",
-        "cli.run",
-        "control.parts",
-        "runs.curves",
-    ),
-    *("report.diff", "report.write", "runs.resume", "train.scores", "train.loop"),
+    *("cli.diff", "cli.evaluate", "cli.ls", "cli.report", "cli.run", "control.run.parts"),
+    *("report.diff", "report.write", "runs.curves", "runs.resume"),
+    *("train.scores", "train.loop"),
 )
 
 

@@ -1,7 +1,4 @@
-"""Compares numbers that this install computes with known values, for ``klrl doctor``.
-
-``python -m benchmarks.ranges`` checks more numbers, and computes the published figures.
-"""
+"""Compares numbers that this install computes with known values, for ``klrl doctor``."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def compare_bits(first: Path, second: Path) -> tuple[bool, str]:
     Returns False and the first difference or, if there is none, True and what was compared.
     """
     rows = _rows(first), _rows(second)
-    difference = next(_differences(*rows), None)
+    difference = next(differences(*rows), None)
     if difference is not None:
         return False, difference
     equal, told = _compare_parameters(first, second)
@@ -102,8 +102,8 @@ def _rows(run: Path) -> list[Row]:
         raise ConfigError(f"{path}: {error.strerror or error}; give another run") from error
 
 
-def _differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
-    """Yield a line per value that differs, row by row."""
+def differences(first: Sequence[Row], second: Sequence[Row]) -> Iterator[str]:
+    """Yield a line per value that differs, row by row; times are not compared."""
     for number, (mine, other) in enumerate(zip_longest(first, second), 1):
         if mine is None or other is None:
             runs = ("first", "second") if other is None else ("second", "first")

@@ -9,7 +9,7 @@ import shlex
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,7 +54,6 @@ class ReadRun:
     command: str
     manifest: dict[str, Any]  # contents of ``manifest.json``; has ``error`` if the run failed
     domain: Domain
-    typed: dict[str, str] = field(default_factory=dict)  # see :func:`_presets`
 
     @property
     def rows(self) -> int:
@@ -111,22 +110,11 @@ def find_runs(paths: Sequence[str]) -> Inventory:
     if not folders and not swept:
         raise ConfigError(f"{' '.join(paths)}: no run there; give a folder with a manifest.json")
     skipped: list[str] = []
-    runs = _without_copies(_readable(read_run, folders.values(), skipped), skipped)
+    runs = _readable(read_run, folders.values(), skipped)
     sweeps = _readable(SweepFile.read, swept.values(), skipped)
     marked = mark_own_seeds([run.settings for run in runs], [run.seed for run in runs])
     runs = [replace(run, settings=each) for run, each in zip(runs, marked, strict=True)]
     return Inventory(runs, skipped, sweeps)
-
-
-def _without_copies(runs: Sequence[ReadRun], skipped: list[str]) -> list[ReadRun]:
-    """Keep the longest copy of each run: copies are not additional seeds."""
-    farthest: dict[str, ReadRun] = {}
-    for run in sorted(runs, key=lambda run: -run.end):
-        first = farthest.setdefault(run.manifest.get("id") or str(run.path), run)
-        if first is not run:
-            skipped.append(f"{run.path}: is a copy of {first.path}; one of them counts")
-    kept = {run.path for run in farthest.values()}
-    return [run for run in runs if run.path in kept]
 
 
 def _readable(read: Callable[[Path], T], folders: Iterable[Path], skipped: list[str]) -> list[T]:
@@ -161,20 +149,11 @@ def read_run(folder: Path) -> ReadRun:
             command=command_line(manifest.get("argv", [])),
             manifest=manifest,
             domain=domain,
-            typed=_presets(manifest.get("argv", []), settings),
         )
     except ConfigError:
         raise
     except (*UNREADABLE, MemoryError) as error:
         raise ConfigError(f"{folder}: {why_unreadable(error)}") from error
-
-
-def _presets(argv: Sequence[str], settings: Mapping[str, object]) -> dict[str, str]:
-    """Return the presets in ``argv``: for ``loss=klpen_held``, settings store only ``klpen``."""
-    words = (str(word).removeprefix("--").partition("=") for word in argv)
-    typed = {key: value for key, _, value in words if key in CHOICES and value.isidentifier()}
-    # Ignore names that do not begin with the stored choice.
-    return {key: value for key, value in typed.items() if value.startswith(f"{settings.get(key)}_")}
 
 
 def by_override_key(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
@@ -229,25 +208,21 @@ def mark_own_seeds(
 ) -> list[dict[str, object]]:
     """Replace ``seed=N`` by ``seed=*`` in paths of trained runs, if each seed has its own path.
 
-    A hash at the end of a folder's name (:func:`klrl.sweep.jobs.make_jobs`) becomes ``-*``. If seed
-    0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
+    If seed 0 starts from ``outputs/base/seed=0`` and seed 1 from ``outputs/base/seed=1``, their
     settings become equal. If both start from ``outputs/base/seed=0``, the paths are unchanged.
     """
     result = [dict(each) for each in settings]
     others = [{k: v for k, v in each.items() if k not in _PATHS} for each in settings]
     alike = [json.dumps(each, sort_keys=True, default=str) for each in others]
     for key in _PATHS:
-        together: defaultdict[tuple[str, str], set[tuple[int, str]]] = defaultdict(set)
-        marked = []
-        for own, seed, rest in zip(settings, seeds, alike, strict=True):
+        together, marked = defaultdict(set), []
+        for each, seed, rest in zip(result, seeds, alike, strict=True):
             pattern = rf"(?<![A-Za-z0-9.])seed={seed}(?!\d)"
-            path, count = re.subn(pattern, "seed=*", str(own.get(key)))
-            path = re.sub(r"(seed=\*[^/]*-)[0-9a-f]{12}(?=/|$)", r"\1*", path)
+            path, count = re.subn(pattern, "seed=*", str(each.get(key)))
             marked.append((rest, path) if count else None)
-            together[rest, path] |= {(seed, str(own.get(key)))} if count else set()
+            together[marked[-1]].add(seed)
         for each, mark in zip(result, marked, strict=True):
-            # Two paths of one seed, which differ in the hash, stay apart.
-            if mark and 1 < len(together[mark]) == len(dict(together[mark])):
+            if mark and len(together[mark]) > 1:
                 each[key] = mark[1]
     return result
 

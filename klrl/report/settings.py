@@ -87,7 +87,7 @@ def names_of(runs: Sequence[ReadRun]) -> dict[str, str]:
     """Map the :func:`identity` of each setting to a name that is unique within its task."""
     tasks: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
-        tasks.setdefault(run.task, {})[identity(run)] = run.settings | run.typed
+        tasks.setdefault(run.task, {})[identity(run)] = run.settings
     return {
         key: name
         for settings in tasks.values()

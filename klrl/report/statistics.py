@@ -2,7 +2,7 @@
 
 Sources: Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
 Precipice", for the interquartile mean and P(A > B); Welch 1947 and Satterthwaite 1946 for intervals
-of means; Holm 1979 for adjusted p. ``benchmarks/coverage.py`` measures the intervals' coverage.
+of means; Holm 1979 for adjusted p. docs/report.md has the intervals' coverage.
 """
 
 from __future__ import annotations
@@ -65,20 +65,6 @@ def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
 def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
     """Apply :func:`welch` to many sums at once, vectorised."""
     return _contrasts([_moments(*each) for each in sums])
-
-
-def log_ratios(pairs: Sequence[tuple[Sequence[Array], Sequence[Array]]]) -> list[Contrast]:
-    """Estimate, for each pair (a, b), the mean over tasks of log(mean a / mean b).
-
-    a and b contain one sample per task, of two or more values with a positive mean. By the delta
-    method, se(log(mean x)) = se(mean x) / mean x. Swapping a and b changes only signs.
-    """
-    moments = []
-    for a, b in pairs:
-        samples, weights = [*a, *b], [1 / len(a)] * len(a) + [-1 / len(b)] * len(b)
-        value = np.dot(weights, [math.log(x.mean()) for x in samples])
-        moments.append((float(value), *_moments([x / x.mean() for x in samples], weights)[1:]))
-    return _contrasts(moments)
 
 
 def least_seen(seeds: int) -> float:

@@ -80,7 +80,7 @@ def _page(
     """Make the page's HTML; the template escapes all text that was read from a folder."""
     files = PackageLoader("klrl.report", ".")
     environment = Environment(loader=files, autoescape=True, undefined=StrictUndefined)
-    commands = [each.commands[-1] for each in inventory.sweeps]
+    commands = [command for each in inventory.sweeps for command in each.commands[-1:]]
     page = environment.get_template("page.html").render(
         tables=tables,
         look_of=look_of,

@@ -54,7 +54,7 @@ class SweepFile:
             return cls(folder)
         try:
             contents = json.loads(read_plain(path))
-            commands = [str(each) for each in contents.get("commands") or [contents["command"]]]
+            commands = [str(each) for each in contents["commands"]]
             entries = [_entry(each) for each in contents["jobs"]]
         except (*UNREADABLE, RecursionError) as error:
             raise ConfigError(
@@ -74,7 +74,6 @@ class SweepFile:
         kept = [e for e in self.entries if e.folder not in folders and e.key not in keys]
         contents = {
             "klrl": __version__,
-            "command": command,
             "commands": [*(each for each in self.commands if each != command), command],
             "jobs": [asdict(each) for each in (*entries, *kept)],
         }

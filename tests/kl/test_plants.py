@@ -1,12 +1,12 @@
-"""Controllers on plants of a known response; ``python -m benchmarks.plants`` prints the table."""
+"""Controllers on plants of a known response."""
 
 import math
 from statistics import mean
 
 import pytest
 
-from benchmarks.plants import ERROR, PLANTS, SPREADS, START, TARGET, Plant, held, skewed
 from klrl.kl import DualKLController, FixedKLController, HeldKLController
+from tests.kl.plants import ERROR, PLANTS, SPREADS, START, TARGET, Plant, held, skewed
 
 
 def test_a_plant_goes_to_its_target_at_a_coefficient_of_one() -> None:

@@ -8,14 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.report.toys import (
-    MARKUP,
-    page_of,
-    rows_of,
-    write_marked_up,
-    write_run,
-    write_runs,
-)
+from tests.report.toys import page_of, rows_of, write_run, write_runs
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 pytestmark = [
@@ -47,7 +40,7 @@ const drawn = () => Object.fromEntries(every(doc, 'section[id^=task]').map(s => 
 const look = {crowded, drawn: drawn(), over: root.scrollWidth - root.clientWidth,
   wider: every(doc, '.scroll').filter(e => e.scrollWidth > e.clientWidth + 1).length,
   turned: doc.defaultView.getComputedStyle(doc.querySelector('figure svg')).filter,
-  text: doc.body.textContent, planted: every(doc, '#planted, script').length};
+  text: doc.body.textContent};
 doc.querySelector('label input').click();
 look.without = drawn();
 return look;
@@ -111,12 +104,3 @@ def test_a_page_is_legible_at_every_width_light_and_dark(tmp_path):
     assert (wide["without"]["Many-v1"][against], wide["without"]["Toy-v1"][against]) == (12, 5)
     first = next(iter(wide["drawn"]))
     assert wide["without"][first]["Training return"] == wide["drawn"][first]["Training return"] - 1
-
-
-@pytest.mark.usefixtures("charts")
-def test_markup_in_a_run_folder_stays_text_and_the_charts_are_drawn(tmp_path):
-    page_of(write_marked_up(tmp_path))
-    (look,) = looks(tmp_path, (1240, "light"))
-    assert look["planted"] == 0
-    assert MARKUP in look["text"]
-    assert look["drawn"][MARKUP]["Training return"] == 3

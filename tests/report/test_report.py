@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from klrl.report.runs import find_runs
-from klrl.report.settings import count_runs, name_settings, names_of
+from klrl.report.settings import count_runs, name_settings
 from tests.report.toys import (
     MARKUP,
     page_of,
@@ -79,18 +79,6 @@ def test_seeds_and_how_jobs_are_run_make_no_setting_and_a_run_again_replaces(tmp
 )
 def test_settings_have_the_shortest_names_that_tell_them_apart(settings, names):
     assert name_settings(settings) == names
-
-
-def test_a_preset_is_named_as_it_was_typed(tmp_path):
-    argv = ["python", "-m", "klrl"]
-    for i, (typed, rule) in enumerate((("klpen", "doubling"), ("klpen_held", "held"))):
-        config = {"loss": {"name": "klpen", "beta_rule": rule, "beta_max": 1.0 + i}}
-        write_run(tmp_path / f"{i}", config=config, argv=[*argv, "kl=legacy", f"loss={typed}"])
-    # A resume changed the loss after that.
-    config = {"loss": {"name": "clip"}}
-    write_run(tmp_path / "2", config=config, argv=[*argv, "loss=klpen_held"])
-    runs = find_runs([str(tmp_path)]).runs
-    assert set(names_of(runs).values()) == {"loss=klpen", "loss=klpen_held", "loss=clip"}
 
 
 @pytest.mark.parametrize(

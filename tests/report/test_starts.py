@@ -56,30 +56,6 @@ def test_paths_that_differ_in_the_runs_own_seed_make_one_setting(
     assert [[run.seed for run in each.runs] for each in settings_of(tmp_path)] == [seeds, seeds]
 
 
-HASHES = ["0123456789ab", "ba9876543210", "00000000000f"]
-
-
-def test_paths_with_a_hash_make_one_setting_if_each_seed_has_one_path(tmp_path):
-    """``seed=0`` is of another sweep, so that the runs of this one are in folders with a hash."""
-    for seed, digits in enumerate(HASHES[:2]):
-        write(tmp_path, seeds=[seed], init=f"base/seed={{}}-{digits}/")
-        write(tmp_path, 2.0, seeds=[seed], init=f"base/seed={{}},kl.coef=1-{digits}")
-        write(tmp_path, 3.0, seeds=[seed], init="base/seed={}")
-        write(tmp_path / "too", 3.0, seeds=[seed], init=f"base/seed={{}}-{digits}")
-    found = [
-        (each.runs[0].settings["actor.init"], len(each.runs)) for each in settings_of(tmp_path)
-    ]
-    assert found == [
-        ("base/seed=*-*/", 2),
-        ("base/seed=*,kl.coef=1-*", 2),
-        ("base/seed=*", 2),
-        ("base/seed=*-*", 2),
-    ]
-    # Seed 0 starts from two runs: nothing says which of them belongs to seed 1.
-    write(tmp_path / "more", 3.0, seeds=[0], init=f"base/seed={{}}-{HASHES[2]}")
-    assert [len(each.runs) for each in settings_of(tmp_path)] == [2, 2, 2, 1, 1, 1]
-
-
 @pytest.mark.parametrize(
     "paths",
     [

@@ -6,14 +6,12 @@ import mpmath
 import numpy as np
 import pytest
 
-from benchmarks.coverage import bad_seeds, false_alarms, share_held, t_interval, welch_p
 from klrl.report.statistics import (
     chance_of_more,
     estimate,
     estimate_curve,
     holm,
     iqm,
-    log_ratios,
     quantile,
     two_sided,
     welch,
@@ -104,26 +102,6 @@ def test_a_mean_over_tasks_pools_the_spreads_of_the_tasks():
     assert both.high - both.low == pytest.approx((alone.high - alone.low) / 2, rel=1e-12)
 
 
-def test_swapping_two_settings_changes_the_sign_of_their_log_ratio_alone():
-    a, b = ([5 + rng.random(n) for n in sizes] for sizes in ((5, 6, 9), (7, 5, 10)))
-    first, second = log_ratios([(a, b), (b, a)])
-    assert (first.value, first.low, first.high) == pytest.approx(
-        (-second.value, -second.high, -second.low), rel=1e-12
-    )
-    assert (first.p, first.least) == pytest.approx((second.p, second.least), rel=1e-12)
-    # The unit of a task's return does not matter.
-    (scaled,) = log_ratios([([a[0] * 1e3, *a[1:]], [b[0] * 1e3, *b[1:]])])
-    assert (scaled.value, scaled.high) == pytest.approx((first.value, first.high), rel=1e-12)
-
-
-def test_a_log_ratio_has_the_delta_methods_error():
-    # Means 3.2 and 5; the second without spread: the interval of the first's mean, over the mean.
-    a, b = np.array([1.0, 2, 3, 4, 6]), np.full(5, 5.0)
-    (made,), alone = log_ratios([([a], [b])]), welch([a], [1.0])
-    assert made.value == pytest.approx(np.log(3.2 / 5))
-    assert made.high - made.low == pytest.approx((alone.high - alone.low) / 3.2, rel=1e-12)
-
-
 @pytest.mark.integration
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 def test_the_least_difference_is_seen_four_times_in_five(scale):
@@ -132,7 +110,8 @@ def test_the_least_difference_is_seen_four_times_in_five(scale):
     # With the true spreads: the mean of the samples' least is within a hundredth of it.
     pairs = [([x, y], [1.0, -1.0]) for x, y in zip(a[:2_000], b[:2_000], strict=True)]
     least = np.sqrt(np.mean([each.least**2 for each in welch_all(pairs)]))
-    assert (welch_p(a + least, b) < 0.05).mean() == pytest.approx(0.8, abs=0.03)
+    apart = welch_all([([x + least, y], [1.0, -1.0]) for x, y in zip(a, b, strict=True)])
+    assert np.mean([each.p < 0.05 for each in apart]) == pytest.approx(0.8, abs=0.03)
 
 
 @pytest.mark.parametrize("power", [-700, -500, 270, 500, 1000])
@@ -184,27 +163,11 @@ def test_p_of_more_counts_pairs_and_half_of_ties():
 
 
 @pytest.mark.integration
-def test_intervals_cover_what_they_say_on_normal_returns_and_too_little_with_bad_seeds():
+def test_intervals_cover_what_they_say_on_normal_returns():
     draws = np.random.default_rng(0)
     for n in (3, 5, 10):
-        held = share_held(*t_interval(draws.standard_normal((20_000, n))), 0.0)
-        assert 0.94 < held < 0.96
-    assert share_held(*t_interval(bad_seeds(0.3)(draws, (5_000, 5))), 0.7) < 0.87
-
-
-@pytest.mark.integration
-def test_holm_over_all_pairs_keeps_the_level_and_over_those_with_the_best_does_not():
-    tables = np.random.default_rng(0).standard_normal((3_000, 10, 10))
-    assert false_alarms(tables) < 0.05
-    assert false_alarms(tables, best_alone=True) > 0.09
-
-
-def test_the_benchmark_tests_as_the_report_does():
-    a, b = rng.standard_normal((2, 7, 5))
-    of_report = [
-        each.p for each in welch_all([([x, y], [1.0, -1.0]) for x, y in zip(a, b, strict=True)])
-    ]
-    np.testing.assert_allclose(welch_p(a, b), of_report, rtol=1e-12)
+        made = welch_all([([seeds], [1.0]) for seeds in draws.standard_normal((20_000, n))])
+        assert 0.94 < np.mean([each.low <= 0 <= each.high for each in made]) < 0.96
 
 
 def test_the_iqm_is_what_rliable_printed():

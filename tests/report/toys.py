@@ -94,7 +94,7 @@ def write_sweep(root: Path, *jobs):
         {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
     ]
     root.mkdir(parents=True, exist_ok=True)
-    text = {"klrl": "0.3.0", "command": "python -m klrl -m kl.coef=0,1 seed=0,1", "jobs": told}
+    text = {"klrl": "0.3.0", "commands": ["python -m klrl -m kl.coef=0,1 seed=0,1"], "jobs": told}
     (root / "sweep.json").write_text(json.dumps(text))
 
 

@@ -120,16 +120,6 @@ def test_the_id_of_a_row_is_no_number(tmp_path) -> None:
     assert compare_bits(first, second)[0]
 
 
-def test_a_copy_of_a_run_is_no_other_seed(tmp_path) -> None:
-    written(tmp_path / "copy", "a1", toy_rows()[:5])
-    written(tmp_path / "run", "a1", toy_rows())
-    written(tmp_path / "other", "b2", toy_rows())
-    found = find_runs([str(tmp_path)])
-    assert [run.path.name for run in found.runs] == ["other", "run"]
-    told = f"{tmp_path / 'copy'}: is a copy of {tmp_path / 'run'}; one of them counts"
-    assert found.skipped == [told]
-
-
 def test_a_renamed_entry_is_refused_and_the_one_before_taken(capsys) -> None:
     save(64)
     save(128)

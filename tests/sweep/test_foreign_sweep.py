@@ -70,7 +70,7 @@ def test_a_link_in_place_of_a_file_that_is_replaced_is_replaced(precious: Path) 
 @pytest.mark.parametrize("folder", ["../../../elsewhere", "/elsewhere", "..", ".", "a/b"])
 def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -> None:
     job = {"name": "job", "folder": folder, "overrides": [], "identity": ""}
-    (FOLDER / "sweep.json").write_text(json.dumps({"command": "", "jobs": [job]}))
+    (FOLDER / "sweep.json").write_text(json.dumps({"commands": [""], "jobs": [job]}))
     assert sweep("frames=64") == 2
     assert f"folder={folder} is outside the sweep's folder" in capsys.readouterr().err
 
@@ -87,7 +87,7 @@ def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -
 )
 def test_what_is_no_file_in_a_sweeps_folder_is_refused(name, kind, said, precious, capsys) -> None:
     path = FOLDER / name
-    texts = {"deep": "[" * 10**5, "number": '{"command": "", "jobs": 3}'}
+    texts = {"deep": "[" * 10**5, "number": '{"commands": [], "jobs": 3}'}
     make = {"pipe": os.mkfifo, "folder": Path.mkdir}
     make.get(kind, lambda path: path.write_text(texts[kind]))(path)
     assert sweep("frames=64") == 2

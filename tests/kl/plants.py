@@ -1,38 +1,24 @@
-"""The controllers of kl.coef on plants whose response is known: do they hold their target?
-
-    python -m benchmarks.plants            # a table, in ten seconds
+"""Plants, whose response to kl.coef is known, for the controllers.
 
 A plant moves ln KL a share a per update towards ln target - g ln coef, so that coef = 1 gives the
 target. With a delay of d it answers the coefficient of d updates before. A sampled KL has a
 normal error of standard deviation :data:`ERROR` sqrt(KL target): at the target 30 % of them are
 negative. The variance of k1 grows like the KL, hence the root.
-
-A cell is the mean KL / target over the last half of the updates, of a sampled KL that of the true
-one, the mean [least, largest] over seeds.
-
-The second table is of a KL with a skewed error, :func:`skewed`.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from benchmarks.results import table
-from klrl.kl import AdaptiveKLController, DualKLController, FixedKLController, HeldKLController
+from klrl.kl import FixedKLController
 
-TARGET, COEF, START, UPDATES, SEEDS = 0.3, 0.3, 1e-3, 400, 50
+TARGET, START, UPDATES, SEEDS = 0.3, 1e-3, 400, 50
 #: P(1 + ERROR z < 0) = .3 for a standard normal z.
 ERROR = 1 / 0.524401
-CONTROLLERS: dict[str, Callable[[], FixedKLController]] = {
-    "held": lambda: HeldKLController(COEF, TARGET),
-    "dual": lambda: DualKLController(COEF, TARGET),
-    "adaptive": lambda: AdaptiveKLController(COEF, TARGET),
-}
 
 
 @dataclass(frozen=True)
@@ -84,33 +70,3 @@ def held(plant: Plant, make: Callable[[], FixedKLController], error: float = 0.0
     """Mean KL / target over the last half, of each seed; one without error."""
     seeds = range(SEEDS if error else 1)
     return [mean(plant.run(make(), error, seed)[UPDATES // 2 :]) for seed in seeds]
-
-
-def cell(ratios: Sequence[float]) -> str:
-    """The mean, and its range over seeds."""
-    if len(ratios) == 1:
-        return f"{ratios[0]:.3f}"
-    return f"{mean(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
-
-
-def main() -> None:
-    argparse.ArgumentParser(prog="python -m benchmarks.plants").parse_args()
-    kinds = [(name, error) for error in (0.0, ERROR) for name in CONTROLLERS]
-    rows = [
-        [f"{p.a:g}", f"{p.g:g}", str(p.delay)]
-        + [cell(held(p, CONTROLLERS[name], error)) for name, error in kinds]
-        for p in PLANTS
-    ]
-    print(table(["a", "g", "delay", *(n + ", sampled" * bool(e) for n, e in kinds)], rows))
-    rows = [
-        [
-            f"{s:g}",
-            *(cell([skewed(make(), s, i) for i in range(30)]) for make in CONTROLLERS.values()),
-        ]
-        for s in SPREADS
-    ]
-    print(table(["spread of ln KL", *CONTROLLERS], rows))
-
-
-if __name__ == "__main__":
-    main()
