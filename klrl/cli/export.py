@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.cli.wrapper import Parser
@@ -21,9 +19,6 @@ def export_command(argv: list[str]) -> int:
     from klrl.language.run.export import export_run
 
     folder = expanded(args.folder)
-    if args.folder.startswith("~") and folder == Path(args.folder):
-        # ``expanded`` leaves the path unchanged if there is no such user.
-        raise ConfigError(f"FOLDER={args.folder}: no such user; give another")
     print(export_run(args.run, folder, which=args.which, merge=args.merge, model=args.model))
     return 0
 

@@ -155,7 +155,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(job, capsys) -> None:
         ("control", "new"): "klrl export: RUN=control: ",
         ("nowhere", "new"): "klrl export: RUN=nowhere: no such folder",
         ("run", "there"): "klrl export: FOLDER=there: already exists; give a new folder",
-        ("run", "~nosuchuser/x"): "klrl export: FOLDER=~nosuchuser/x: no such user; give another\n",
         ("~nosuchuser/x", "new"): "klrl export: RUN=~nosuchuser/x: no such folder",
         ("run", "new", "--merge"): "klrl export: --merge: the run has no adapters (actor.lora.r=0)",
         (

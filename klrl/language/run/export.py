@@ -12,6 +12,7 @@ from klrl.base.files import expanded, replace_file, replacing
 from klrl.config import LanguageConfig
 from klrl.language.data.model_files import find_model, silent
 from klrl.language.model.causal_lm import unwrapped, weight_of
+from klrl.language.run.card import model_card
 from klrl.language.run.load import check_base, find_base, language_config, relocated, trained_policy
 from klrl.runs.find import find_run
 
@@ -34,7 +35,8 @@ def export_run(
     the adapters, which ``PeftModel`` adds to the run's base model. The tokenizer is copied from the
     base model, and so are config and generation config if all weights are written: klrl's changes
     (no dropout, no sampling defaults, an added pad token) and the value head are left out. With
-    ``collector.temperature`` other than 1 the generation config samples from the run's policy.
+    ``collector.temperature`` other than 1 the generation config samples from the run's policy. The
+    model card README.md describes the run.
 
     Args:
         run: the run folder.
@@ -63,10 +65,13 @@ def export_run(
         _check_mergeable(network, config)
         network = network.merge_and_unload()
     folder.parent.mkdir(parents=True, exist_ok=True)
+    what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
+    hub_id = None if expanded(find_base(config)).is_dir() else config.actor.model
+    card = model_card(find_run(run, "RUN"), config, which, folder.name, what, hub_id)
     with replacing(folder) as partial, silent():
         partial.mkdir()
         _write(network, config, partial, adapters_alone=adapters and not merge)
-    what = "adapters" if adapters and not merge else "merged weights" if merge else "all weights"
+        (partial / "README.md").write_text(card, encoding="utf-8")  # peft wrote one
     lora = [p.dtype for name, p in network.named_parameters() if "lora_" in name]
     dtype = str((lora or [network.dtype])[0]).removeprefix("torch.")
     temperature = config.collector.temperature
