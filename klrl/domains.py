@@ -31,8 +31,9 @@ class Domain:
     plays: int  # default number of episodes or responses in ``klrl evaluate`` and ``klrl kl``
     #: Name -> "module:function". ``preflight`` checks a job and ``parts`` builds a run. ``load``,
     #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
-    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task, and
-    #: ``longest`` the largest number of steps that an episode may have.
+    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task and,
+    #: for language, ``of_model`` those in which a model that klrl did not train answers prompts.
+    #: ``longest`` returns the largest number of steps that an episode may have.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -98,6 +99,7 @@ LANGUAGE = Domain(
         "on_task": "klrl.language.run.job_checks:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
         "between": "klrl.language.run.evaluate:distances",
+        "of_model": "klrl.language.run.job_checks:job_of_model",
         "longest": "klrl.language.run.evaluate:longest_episode",
     },
 )

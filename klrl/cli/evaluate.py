@@ -78,7 +78,7 @@ def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE))
     parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
     other = "another task, as env.kwargs.g=14 or env.id=..."
     if LANGUAGE in domains:
-        other += "; for language env.data=..., env.reward=... or, if the run's base model was "
+        other += "; for language env.eval_data=..., env.reward=... or, if the run's base model was "
         other += "moved, actor.model=FOLDER"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=other)
     many = f"how many (default {', '.join(f'{d.plays} {d.episode}s' for d in domains)})"

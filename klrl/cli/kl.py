@@ -1,4 +1,4 @@
-"""``klrl kl RUN --to OTHER``: measures divergences between two policies."""
+"""``klrl kl RUN --to OTHER``: measures divergences between two policies, runs or models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from klrl.base.digits import mean_and_error, number
 from klrl.base.text import counted, escaped, text_table
 from klrl.cli.evaluate import add_playing, checked_run
 from klrl.cli.wrapper import DONE, Parser
+from klrl.runs.find import is_model
 
 if TYPE_CHECKING:
     from klrl.train.policy_kl import PolicyKL
@@ -22,7 +23,8 @@ def kl_command(argv: list[str]) -> int:
     """Print the divergences between two policies; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
-    checked_run(args)
+    if not is_model(args.run):
+        checked_run(args)
 
     import torch
 
@@ -30,6 +32,9 @@ def kl_command(argv: list[str]) -> int:
 
     torch.set_num_threads(1)
     how = {name: getattr(args, name) for name in ("on", "episodes", "which", "seed", "device")}
+    if args.prompts is not None:
+        name = "env.data" if is_model(args.on or args.run) else "env.eval_data"
+        args.overrides.append(f"{name}={args.prompts}")
     found = kl_between(args.run, args.to, args.overrides, **how)
     print(json.dumps(found.row) if args.json else _as_text(found, args))
     return DONE
@@ -49,10 +54,11 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
     ]
     other = "its reference" if args.to is None else escaped(args.to)
     task = f", {' '.join(args.overrides)}" if args.overrides else ""
-    which = f"{args.which} checkpoint{'s' * (args.to is not None)}"
+    runs = [path for path in (args.run, args.to) if path is not None and not is_model(path)]
+    which = f", {args.which} checkpoint{'s' * (len(runs) > 1)}" * bool(runs)
     states = f"{counted(found.states, 'state')} of {counted(found.episodes, domain.episode)}"
     lines = [
-        f"{escaped(args.run)} against {other}, {which}{task}: {states}, sampled",
+        f"{escaped(args.run)} against {other}{which}{task}: {states}, sampled",
         text_table([head, *rows], right=range(1, 6)),
     ]
     name, first = next(iter(found.distances.items()))
@@ -79,5 +85,7 @@ def parser() -> Parser:
     parser.add_argument("--to", metavar="OTHER", default=None, help=other)
     whose = "the run that acts, in its own task: RUN (default), OTHER or a third run"
     parser.add_argument("--on", metavar="RUN", default=None, help=whose)
+    prompts = "language: the prompts to answer; required if RUN is the folder of a model"
+    parser.add_argument("--prompts", metavar="FILE", default=None, help=prompts)
     add_playing(parser)
     return parser

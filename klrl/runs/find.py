@@ -20,6 +20,18 @@ def find_run(path: str, setting: str) -> Path:
     return run
 
 
+def is_model(path: str | Path) -> bool:
+    """Return whether a folder has a language model, or adapters, that are not a run of klrl."""
+    folder = expanded(path)
+    files = (folder / name for name in ("config.json", "adapter_config.json"))
+    return any(file.is_file() for file in files) and not (folder / "manifest.json").is_file()
+
+
+def find_policy(path: str | Path, setting: str) -> Path:
+    """Return the absolute path of a run, or of a model's folder."""
+    return expanded(path).absolute() if is_model(path) else find_run(str(path), setting)
+
+
 def _has_checkpoint(run: Path, which: str) -> bool:
     # Do not glob checkpoints/*: a temporary folder of a running run may vanish during the search.
     return any(run.glob(f"checkpoints/{which}/*/manifest.json"))

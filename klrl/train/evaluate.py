@@ -10,8 +10,8 @@ from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_device_name
 from klrl.config.own import changed_sources
-from klrl.domains import domain_of
-from klrl.runs.find import find_run
+from klrl.domains import LANGUAGE, domain_of
+from klrl.runs.find import find_policy, is_model
 from klrl.runs.machine import device_of
 from klrl.runs.other_task import config_on_task
 from klrl.runs.resume import edited_settings
@@ -71,13 +71,16 @@ def stored_job(
 ) -> tuple[Path, JobConfig]:
     """Find the folder of a run; return it with the run's settings, changed by ``words``.
 
-    ``setting`` names ``run`` in error messages; :func:`evaluate_run` describes the other arguments.
+    A model's folder has the settings of a job in which the model answers prompts. ``setting`` names
+    ``run`` in error messages; :func:`evaluate_run` describes the other arguments.
     """
     check_device_name(device)
     for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
         if value is not None and (type(value) is not int or value < least):
             raise ConfigError(f"{name}={value}: give a whole number >= {least}")
-    folder = find_run(str(run), setting)
+    folder = find_policy(run, setting)
+    if is_model(folder):
+        return folder, LANGUAGE.function("of_model")(folder, words)
     config = config_on_task(folder, words)
     changed = changed_sources(config, ("env", "actor", "reference"))
     for line in filter(None, [edited_settings(folder), *changed]):

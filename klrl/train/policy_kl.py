@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from klrl.base.errors import ConfigError, user_code
-from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import CONTROL, LANGUAGE, OwnPart
+from klrl.config import CONTROL, OwnPart
 from klrl.config.own import typed_args
-from klrl.domains import Domain, domain_of
-from klrl.runs.find import find_run
+from klrl.domains import LANGUAGE, Domain, domain_of
+from klrl.runs.find import find_policy, is_model
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
 from klrl.train.evaluate import stored_job
@@ -35,11 +34,11 @@ NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv":
 class Parties:
     """The two policies that are compared, and the policy that acts."""
 
-    run: Path  # the run of the first policy
-    #: The run of the second policy; in language this may be a model's folder, in control an OwnPart
-    #: that names the user's policy. None: the second policy is the reference of ``run``.
+    run: Path  # the run of the first policy; in language also a model's folder
+    #: The second policy: a run, a model's folder or, in control, an OwnPart that names the user's
+    #: policy. None: the second policy is the reference of ``run``.
     other: Path | OwnPart | None
-    on: Path  # the run of the policy that acts
+    on: Path  # the run, or the model's folder, of the policy that acts
     which: str  # last or best checkpoint of each run
 
 
@@ -94,11 +93,12 @@ def kl_between(
     """Measure the divergences of two policies.
 
     Args:
-        run: a run folder.
+        run: a run folder, or the folder of a language model that klrl did not train.
         other: a run folder, a model's folder (language), or ``module:name`` of the user's policy as
             in ``reference=custom`` (control); None: the reference of ``run``.
-        words: settings that change the task of ``on``, such as ``env.kwargs.g=14``.
-        on: the folder of the run whose policy acts, in that run's task; None: ``run``.
+        words: settings that change the task of ``on``, such as ``env.kwargs.g=14``. For a model's
+            folder they are ``env.data=FILE``, its prompts, and others (docs/language.md).
+        on: the folder of the run (model) whose policy acts, in that run's task; None: ``run``.
         episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         which: ``last`` or ``best`` checkpoint of the runs.
         seed: seed of the start states and samples.
@@ -108,7 +108,7 @@ def kl_between(
         ConfigError: no such run or checkpoint, or policies that cannot be compared.
         NonFiniteError: a divergence was NaN or infinite.
     """
-    folder = find_run(str(run), "RUN")
+    folder = find_policy(run, "RUN")
     setting, acting = ("RUN", run) if on is None else ("--on", on)
     actor, config = stored_job(acting, setting, words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
@@ -155,22 +155,18 @@ def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
         part = OwnPart(str(other))
         part.args = typed_args("--to", part)
         return part
-    path = expanded(other)
-    of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
-    return path if of_model and not _is_run(path) else find_run(str(other), "--to")
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "manifest.json").is_file()
+    return find_policy(other, "--to")
 
 
 def _check(parties: Parties, domain: Domain) -> None:
-    """Require one domain for all runs, and a reference of ``run`` if ``other`` is None."""
+    """Require one domain for all policies, and a reference of ``run`` if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("--to", parties.other)):
-        if not isinstance(path, Path) or not _is_run(path):
+        if not isinstance(path, Path):
             continue
-        if (kind := stored_config(path).domain) != domain.name:
-            told = f"is a {kind} run, but the acting policy's run is a {domain.name} run"
+        kind = LANGUAGE.name if is_model(path) else stored_config(path).domain
+        if kind != domain.name:
+            told = f"is a {kind} policy, but the acting policy is a {domain.name} policy"
             raise ConfigError(f"{setting}={path}: {told}; give only control or only language runs")
-    if parties.other is None and not stored_config(parties.run).has_reference:
-        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")
+    run = parties.run
+    if parties.other is None and (is_model(run) or not stored_config(run).has_reference):
+        raise ConfigError(f"RUN={run}: has no reference (kl=none); give a policy with --to")

@@ -44,6 +44,7 @@ from klrl.language.run.rollout import decoding_of, extras_of, make_sampler, resp
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.checkpoint import load_component
+from klrl.runs.find import is_model
 from klrl.train.policy_kl import Parties
 from klrl.train.scores import (
     CLOSING,
@@ -213,26 +214,29 @@ def distances(
     ``config`` gives the task, and the temperature at which both policies are measured.
     """
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
-    device = plan.device
-    load = partial(trained_policy, which=parties.which, device=str(device))
-    own = config if parties.on == parties.run else language_config(parties.run, "RUN")
-    check_base(own, "actor.model=FOLDER")
-    base = own.actor.model
-    policy = load(parties.run, setting="RUN", model=base)
+    config, base = replace(config, device=str(plan.device)), None
+    load = partial(trained_policy, which=parties.which, device=config.device)
+    if is_model(parties.run):
+        policy = other_policy(parties.run, "RUN", config, load)
+    else:
+        own = config if parties.on == parties.run else language_config(parties.run, "RUN")
+        check_base(own, "actor.model=FOLDER")
+        base = own.actor.model
+        policy = load(parties.run, setting="RUN", model=base)
     assert not isinstance(parties.other, OwnPart)  # OwnPart: control runs only
     known, scorers = {parties.run: policy}, [policy.model]
     if parties.other is None:
-        reference = trained_reference(parties.run, parties.which, policy, base, str(device))
+        reference = trained_reference(parties.run, parties.which, policy, base, config.device)
         other = scored_by_reference(reference, temperature)
         scorers.append(reference.module)
     else:
-        known[parties.other] = other_policy(parties.other, config, load, device)
+        known[parties.other] = other_policy(parties.other, "--to", config, load)
         other = scored_by(known[parties.other], temperature)
         scorers.append(known[parties.other].model)
     if parties.on not in known:
-        known[parties.on] = load(parties.on, setting="--on")
+        known[parties.on] = other_policy(parties.on, "--on", config, load)
     for path, each in known.items():
-        require_same_tokens(str(path), each, "RUN", policy)
+        require_same_tokens(str(path), each, "RUN", policy, chat=task.chat)
     player = Player.of_trained(config, within_contexts(known[parties.on], *scorers), task)
     place = places(plan.starts, plan.size.episodes, task.evaluations)
     answered = player.answers(place, plan.starts, sampled=True)
@@ -271,13 +275,12 @@ def scored_by_reference(reference: Reference, temperature: float) -> Scored:
 
 
 def other_policy(
-    path: Path, config: LanguageConfig, load: Callable[..., Policy], device: torch.device
+    path: Path, setting: str, config: LanguageConfig, load: Callable[..., Policy]
 ) -> Policy:
-    """Load the policy of another run, or the model in a folder."""
-    if (path / "manifest.json").is_file():
-        return load(path, setting="--to", compared_with=config)
-    config = replace(of_model(config, str(path)), device=str(device))
-    policy = make_policy(config, say=lambda _: None, key="--to")
+    """Load the policy of another run, or the model in a folder, at the precision of ``config``."""
+    if not is_model(path):
+        return load(path, setting=setting, compared_with=config)
+    policy = make_policy(of_model(config, str(path)), say=lambda _: None, key=setting)
     policy.model.requires_grad_(False).eval()
     return policy
 

@@ -8,6 +8,9 @@ from pathlib import Path
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.config import JobConfig, LanguageConfig
+from klrl.config.compose import Composer
+from klrl.config.given import quoted
+from klrl.config.overrides import parse
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
 from klrl.runs.other_task import allowed
@@ -50,6 +53,20 @@ def check_job(config: LanguageConfig, overridden: frozenset[str], *, resumed: bo
                 f"{setting}={path}: its network is actor.model={actor.model} with "
                 f"actor.lora.r={actor.lora.r}; give the same actor.model and actor.lora here"
             )
+
+
+def job_of_model(model: str | Path, words: Sequence[str]) -> JobConfig:
+    """Return the job in which a model's folder answers the prompts ``env.data`` in ``words``."""
+    keys = ("env.data", "env.split", "env.template_kwargs", "actor.dtype")
+    given = allowed(words, (*keys, "collector.max_new_tokens", "collector.temperature"))
+    if "env.data" not in [each.key for each in given]:
+        raise ConfigError(f"{model}: a model has no prompts; give --prompts FILE (env.data=FILE)")
+    job = ("experiment=text", "kl=none", "env.reward=exact", f"actor.model={model}")
+    config = Composer().job_config([*parse(map(quoted, job)), *given])
+    assert isinstance(config, LanguageConfig)
+    check_language_packages(config)
+    config.env.reward = []  # a divergence reads no score, and the rows need no answer
+    return config
 
 
 def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:

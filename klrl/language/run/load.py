@@ -188,8 +188,13 @@ def load_reference(
     return other.model, described
 
 
-def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy) -> None:
-    """Refuse a policy with a different vocabulary or a different number of logits."""
+def require_same_tokens(
+    setting: str, other: Policy, whose: str, policy: Policy, *, chat: bool = False
+) -> None:
+    """Refuse a policy with a different vocabulary or a different number of logits.
+
+    With ``chat`` the two must not have different chat templates; a base model may have none.
+    """
     if other.causal.tokenizer.get_vocab() != policy.causal.tokenizer.get_vocab():
         raise ConfigError(
             f"{setting}: its vocabulary differs from {whose}'s; choose a policy with the same "
@@ -202,6 +207,12 @@ def require_same_tokens(setting: str, other: Policy, whose: str, policy: Policy)
         raise ConfigError(
             f"{setting}: it has {logits:,} logits, but {whose} has {own:,}; make them equal "
             "(resize_token_embeddings), or choose another model"
+        )
+    ours, theirs = (each.causal.tokenizer.chat_template for each in (policy, other))
+    if chat and ours and theirs and ours != theirs:
+        raise ConfigError(
+            f"{setting}: its chat template differs from {whose}'s, so it expects other tokens; "
+            "copy chat_template.jinja from one folder to the other, or give prompts as plain text"
         )
 
 
