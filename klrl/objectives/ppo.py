@@ -237,10 +237,6 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             raise ValueError(
                 f"beta={beta}: give 0 < beta_min={beta_min} <= beta <= beta_max={beta_max}"
             )
-        if not increment >= 1:
-            raise ValueError(f"increment={increment}: give a number >= 1")
-        if not 0 < decrement <= 1:
-            raise ValueError(f"decrement={decrement}: give a number in (0, 1]")
         super().__init__(
             actor_network,
             critic_network,
