@@ -76,12 +76,9 @@ class FrozenPolicy(nn.Module):
             wrapper then list them as parameters.
     """
 
-    module: nn.Module
-
     def __init__(self, module: nn.Module, *, own: bool = True, requires_grad: bool = False) -> None:
         super().__init__()
-        # The policy is not a submodule: an outer module would list its parameters.
-        self.__dict__["module"] = module = flat_policy(module)
+        self.module = module = flat_policy(module)
         self.own, self._listed = own, requires_grad
         self.training = False
         if own:
@@ -135,45 +132,20 @@ class FrozenPolicy(nn.Module):
         """The policy's ``named_parameters``; outer modules may not list these parameters."""
         return self.module.named_parameters
 
-    @property
-    def named_modules(self) -> Callable[..., Iterator[tuple[str, nn.Module]]]:
-        """The policy's ``named_modules`` with ``requires_grad``; else it lists only the wrapper."""
-        return self.module.named_modules if self._listed else super().named_modules
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """List only the wrapper, unless ``requires_grad``: outer modules list parameters by it."""
+        listed = super().named_modules(memo, prefix, remove_duplicate)
+        return listed if self._listed else iter([(prefix, self)])
 
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__.get("module")
-        if module is None or name.startswith("__"):  # while the wrapper is copied or unpickled
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(module, name)
+        # While the wrapper is copied or unpickled, it has no module yet.
+        own = name == "module" or name.startswith("__")
+        return super().__getattr__(name) if own else getattr(self.module, name)
 
     def __getitem__(self, index: int) -> nn.Module:
         return self.module[index]  # type: ignore[index]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self.module._apply(fn)
-        return super()._apply(fn, recurse)
-
-    def _save_to_state_dict(self, state: dict[str, object], prefix: str, keep_vars: bool) -> None:
-        self.module.state_dict(destination=state, prefix=prefix, keep_vars=keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state: Mapping[str, object],
-        prefix: str,
-        local_metadata: Mapping[str, object],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        held = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        try:
-            result = self.module.load_state_dict(held, strict=False)
-        except RuntimeError as error:  # a shape differs
-            error_msgs.append(str(error))
-            return
-        missing_keys += [prefix + key for key in result.missing_keys]
-        unexpected_keys += [prefix + key for key in result.unexpected_keys]
 
 
 #: Values of :attr:`ReferenceRule.source`: the live policy, a different policy, the live policy

@@ -66,22 +66,31 @@ class _WithReference(KeepsCoefficient, _PPOLoss):
     _in_keys: list[Key] | None
     _out_keys: list[Key] | None
 
-    def _take_reference(
+    def __init__(
         self,
-        reference: ProbabilisticTensorDictSequential | None,
-        coef: float | Tensor,
-        coeff: float | Tensor | None,
-        estimator: str,
+        actor_network: ProbabilisticTensorDictSequential | None = None,
+        critic_network: TensorDictModule | None = None,
+        *,
+        reference: ProbabilisticTensorDictSequential | None = None,
+        ref_kl_coef: float | Tensor = 0.0,
+        ref_kl_coeff: float | Tensor | None = None,
+        ref_kl_estimator: str = "exact",
+        **kwargs: Any,
     ) -> None:
+        actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
+        kwargs = {_RENAMED.get(name, name): value for name, value in kwargs.items()}
+        super().__init__(actor_network, critic_network, **kwargs)
         known = (*ESTIMATORS, "exact")
-        if estimator not in known:
-            raise ValueError(f"ref_kl_estimator={estimator}: choose one of {', '.join(known)}")
+        if ref_kl_estimator not in known:
+            raise ValueError(
+                f"ref_kl_estimator={ref_kl_estimator}: choose one of {', '.join(known)}"
+            )
         if reference is not None:
             require_policy("reference", reference)
             require_reference("reference", reference)
         self.reference = None if reference is None else FrozenPolicy.copy_of(reference)
-        self.ref_kl_estimator = estimator
-        self.keep_coefficient(coef, coeff)
+        self.ref_kl_estimator = ref_kl_estimator
+        self.keep_coefficient(ref_kl_coef, ref_kl_coeff)
         self._set_in_keys()
 
     def _set_in_keys(self) -> None:
@@ -225,7 +234,6 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
         ref_kl_estimator: str = "exact",
         **kwargs: Any,
     ) -> None:
-        actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
         if beta_update not in ("iteration", "forward"):
             raise ValueError(f"beta_update={beta_update}: choose iteration or forward")
         if kwargs.get("delay_actor"):
@@ -237,10 +245,6 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             raise ValueError(
                 f"beta={beta}: give 0 < beta_min={beta_min} <= beta <= beta_max={beta_max}"
             )
-        if not increment >= 1:
-            raise ValueError(f"increment={increment}: give a number >= 1")
-        if not 0 < decrement <= 1:
-            raise ValueError(f"decrement={decrement}: give a number in (0, 1]")
         super().__init__(
             actor_network,
             critic_network,
@@ -248,10 +252,13 @@ class KLPENPPOLoss(_WithReference, torchrl.objectives.KLPENPPOLoss):
             beta=float(beta),  # TorchRL cannot halve an integer beta
             increment=increment,
             decrement=decrement,
-            **_new_spellings(kwargs),
+            reference=reference,
+            ref_kl_coef=ref_kl_coef,
+            ref_kl_coeff=ref_kl_coeff,
+            ref_kl_estimator=ref_kl_estimator,
+            **kwargs,
         )
         self.beta_min, self.beta_max, self.beta_update = beta_min, beta_max, beta_update
-        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -309,21 +316,6 @@ class ClipPPOLoss(_WithReference, torchrl.objectives.ClipPPOLoss):
     ``reference`` and ``ref_kl_*`` are as in :class:`KLPENPPOLoss`; the other arguments are
     TorchRL's, including old spellings.
     """
-
-    def __init__(
-        self,
-        actor_network: ProbabilisticTensorDictSequential | None = None,
-        critic_network: TensorDictModule | None = None,
-        *,
-        reference: ProbabilisticTensorDictSequential | None = None,
-        ref_kl_coef: float | Tensor = 0.0,
-        ref_kl_coeff: float | Tensor | None = None,
-        ref_kl_estimator: str = "exact",
-        **kwargs: Any,
-    ) -> None:
-        actor_network, critic_network = _networks(actor_network, critic_network, kwargs)
-        super().__init__(actor_network, critic_network, **_new_spellings(kwargs))
-        self._take_reference(reference, ref_kl_coef, ref_kl_coeff, ref_kl_estimator)
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDict:
@@ -414,7 +406,3 @@ def _networks(
     actor = flat_policy(given["actor"])
     require_policy("actor_network", actor, keys=False)  # as TorchRL does
     return actor, given["critic"]
-
-
-def _new_spellings(kwargs: dict[str, object]) -> dict[str, object]:
-    return {_RENAMED.get(name, name): value for name, value in kwargs.items()}

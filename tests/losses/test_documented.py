@@ -153,9 +153,8 @@ def test_a_policy_inside_a_policy_is_read_as_one() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"increment": 0.9}, "increment=0.9"),
-        ({"decrement": 1.1}, "decrement=1.1"),
-        ({"decrement": 0.0}, "decrement=0.0"),
+        ({"increment": 0.9}, "increment should be >= 1.0"),
+        ({"decrement": 1.1}, "decrement should be <= 1.0"),
         ({"beta": 0.0}, "beta=0.0"),
         ({"beta": 1e5}, "beta=100000.0"),
         ({"beta_update": "daily"}, "beta_update=daily"),

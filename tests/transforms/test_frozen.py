@@ -76,6 +76,14 @@ def answer(name: str, holder: nn.Module, batch: TensorDict) -> torch.Tensor:
     return out[key if name in LOSSES or isinstance(key, tuple) else ("next", key)].detach()
 
 
+def holding(name: str, seed: int = 1) -> nn.Module:
+    """A holder in evaluation mode; a loss leaves the policy in the mode that it is in."""
+    holder = HOLDERS[name][0](dropping(seed).eval()).eval()
+    if name in LOSSES:
+        holder.actor_network.eval()
+    return holder
+
+
 def weights(holder: nn.Module) -> set[int]:
     return {value.data_ptr() for value in holder.parameters()}
 
@@ -111,11 +119,7 @@ def test_the_reference_is_nobodys_parameter(name: str) -> None:
 @holders
 def test_the_reference_stands_in_the_state(name: str) -> None:
     batch = transition()
-    holder, other = (HOLDERS[name][0](dropping(seed).eval()) for seed in (1, 2))
-    for each in (holder, other):
-        each.eval()
-        if name in LOSSES:
-            each.actor_network.eval()
+    holder, other = holding(name, 1), holding(name, 2)
     expected = answer(name, holder, batch)
     assert not torch.allclose(answer(name, other, batch), expected, atol=1e-3)
     other.load_state_dict(holder.state_dict())
@@ -136,9 +140,7 @@ def test_the_reference_stands_in_the_state(name: str) -> None:
 def test_the_reference_moves_along(name: str) -> None:
     narrow, wide = transition(), transition().double()
     wide["action_log_prob"] = narrow["action_log_prob"].double()
-    holder = HOLDERS[name][0](dropping(1).eval()).eval()
-    if name in LOSSES:
-        holder.actor_network.eval()
+    holder = holding(name)
     expected = answer(name, holder, narrow)
     holder.to(torch.float64)
     assert {v.dtype for v in holder.state_dict().values() if v.is_floating_point()} == {
@@ -156,9 +158,7 @@ def test_the_reference_moves_along(name: str) -> None:
 @holders
 def test_copies_and_pickles(name: str) -> None:
     batch = transition()
-    holder = HOLDERS[name][0](dropping(1).eval()).eval()
-    if name in LOSSES:
-        holder.actor_network.eval()
+    holder = holding(name)
     expected = answer(name, holder, batch)
     for again in (copy.deepcopy(holder), pickle.loads(pickle.dumps(holder))):
         torch.testing.assert_close(answer(name, again, batch), expected)

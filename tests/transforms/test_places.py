@@ -118,22 +118,6 @@ def test_in_a_replay_buffer(kind: str) -> None:
         charged.sample()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_parts_see_the_environment_before_them(kind: str) -> None:
-    env, actor, reference, _ = case("pendulum")
-    kl = held(kind, actor, reference)
-    after = StepCounter(step_count_key="later")
-    around = TransformedEnv(env, Compose(StepCounter(), Compose(RewardSum(), kl, after)))
-    assert around.transform[1][1] is kl
-    keys = kl.parent.full_observation_spec.keys()
-    assert {"step_count", "episode_reward"} <= set(keys)
-    assert not {"later", "kl"} & set(keys)
-    if kind != "legacy":
-        written = set(kl.transforms[-1].parent.full_observation_spec.keys(include_nested=True))
-        assert "later" not in written
-        assert written > set(keys)
-
-
 def test_torchrl_still_loses_the_place_of_a_nested_transform() -> None:
     """When this fails, :class:`klrl.envs.transforms.base.InPlace` may go."""
     inner = RewardSum()

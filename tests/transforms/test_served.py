@@ -169,18 +169,3 @@ def test_what_an_environment_appends_to_it_runs_here() -> None:
         torch.testing.assert_close(after["reward"], after["raw"] - COEF * after["kl"])
         torch.testing.assert_close(after["episode_reward"], after["reward"].cumsum(-2))
         assert part.coeff == COEF
-
-
-def test_exclusive_and_impossible_arguments_are_refused() -> None:
-    """Those that only the service has; the others: test_messages."""
-    both = {"gen_model_factory": make_gen, "ref_model_factory": make_ref}
-    for kwargs, words in (
-        ({**both, "gen_model": make_gen}, "both gen_model"),
-        ({"gen_model_factory": make_gen}, "neither ref_model"),
-        ({"ref_model_factory": make_ref}, "from_collector"),
-        ({**both, "detach": False}, "no gradient"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            RayRetrieveKL(**kwargs)
-    with pytest.raises(ValueError, match="neither ref_model"):
-        RayKLRewardTransform()

@@ -157,13 +157,6 @@ def problem():
     return policy, reference, batch, kl
 
 
-def test_the_actor_is_frozen_as_it_is_now(problem) -> None:
-    _, reference, batch, kl = problem
-    transform = KLRewardTransform(reference)
-    moved(reference)
-    torch.testing.assert_close(transform(batch)["next", "reward"], 2 - kl)
-
-
 @pytest.mark.parametrize(
     ("in_keys", "out_keys", "read", "written"),
     [
