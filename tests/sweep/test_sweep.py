@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 import weakref
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from klrl.__main__ import main
 from klrl.config.compose import job_config
 from klrl.config.given import Given, quoted
 from klrl.config.identity import NUMERICS, settings_hash
@@ -196,17 +194,6 @@ def test_other_settings_under_the_same_name_are_another_job(capfd, change: str) 
     if change == "frames=192":
         assert new["seed=0"].manifest["frames"] == 192
         assert len(read_rows(new["seed=0"].metrics)) == 3, "nothing was resumed"
-
-
-def test_a_run_that_was_resumed_to_more_frames_is_not_the_sweeps_job_any_more(capfd) -> None:
-    assert sweep("seed=0") == 0
-    with suppress(SystemExit):
-        main(["resume=outputs/a/job", "frames=192"])
-    assert sweep("seed=0") == 0
-    assert "outputs/a/job has a job with other settings" in capfd.readouterr().out
-    frames = {name: run.manifest["frames"] for name, run in jobs_of().items()}
-    assert frames.pop("job") == 192
-    assert list(frames.values()) == [128]
 
 
 def test_sweep_json_keeps_every_job_and_every_command() -> None:
