@@ -55,16 +55,6 @@ def test_the_command_of_each_job_has_the_sweeps_config_dir(tmp_path) -> None:
     assert settings_hash(config) == manifest["config_hash"]
 
 
-@pytest.mark.parametrize("text", ["a: [", "3", "frames: much", "env: 3", "env: ${nope}", "\x00"])
-def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text) -> None:
-    run = RunFolder(Path("outputs/a/job"))
-    run.open(settings("seed=1"))
-    (run.path / ".hydra" / "config.yaml").write_text(text)
-    (job,) = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
-    assert job.name == f"job-{job.identity.settings}"
-    assert "has a job with other settings" in job.note
-
-
 def test_jobs_are_those_of_hydras_own_sweeper() -> None:
     words = ["kl=legacy,retrieve", "kl.coef=0.1,1", "seed=range(0,3)", "frames=128"]
     parsed = OverridesParser.create().parse_overrides(words)
