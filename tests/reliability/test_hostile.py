@@ -246,7 +246,7 @@ def job_elsewhere(work: Path) -> None:
     """A job that never began is to begin among the user's files."""
     path = work / "outputs/sw/sweep.json"
     record = json.loads(path.read_text())
-    record["jobs"][0] |= {"folder": "../../../victim/new", "status": "waiting"}
+    record["jobs"][0] |= {"name": "../../../victim/new", "status": "waiting"}
     path.write_text(json.dumps(record))
     shutil.rmtree(work / "outputs/sw/seed=0")
 

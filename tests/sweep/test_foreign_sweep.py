@@ -67,12 +67,12 @@ def test_a_link_in_place_of_a_file_that_is_replaced_is_replaced(precious: Path) 
     assert not (FOLDER / "job" / "curves.png").is_symlink()
 
 
-@pytest.mark.parametrize("folder", ["../../../elsewhere", "/elsewhere", "..", ".", "a/b"])
-def test_a_job_stays_in_its_sweeps_folder(folder: str, precious: Path, capsys) -> None:
-    job = {"name": "job", "folder": folder, "overrides": [], "identity": ""}
+@pytest.mark.parametrize("name", ["../../../elsewhere", "/elsewhere", "..", ".", "a/b"])
+def test_a_job_stays_in_its_sweeps_folder(name: str, precious: Path, capsys) -> None:
+    job = {"name": name, "overrides": [], "identity": ""}
     (FOLDER / "sweep.json").write_text(json.dumps({"commands": [""], "jobs": [job]}))
     assert sweep("frames=64") == 2
-    assert f"folder={folder} is outside the sweep's folder" in capsys.readouterr().err
+    assert f"name={name} is outside the sweep's folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

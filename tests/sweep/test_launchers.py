@@ -16,8 +16,8 @@ from klrl.sweep.jobs import Job
 from klrl.sweep.launchers import joblib
 from klrl.sweep.worker import hold_device
 from tests.conftest import QUICK
-from tests.runs.commands import exits, rows_of
-from tests.sweep.commands import jobs_of, timeless, told, wait_for
+from tests.runs.commands import exits, rows_of, timeless
+from tests.sweep.commands import jobs_of, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -40,7 +40,7 @@ def test_every_launcher_gives_the_rows_of_the_local_one(capfd, launcher) -> None
     assert sorted(here) == sorted(there)
     for name, run in here.items():
         assert run.status == there[name].status
-        assert timeless(run) == timeless(there[name])
+        assert timeless(rows_of(run.path)) == timeless(rows_of(there[name].path))
         assert (there[name].path / "log.txt").stat().st_size > 0
         words = list(run.manifest["argv"])
         assert words == there[name].manifest["argv"]

@@ -29,8 +29,8 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.runs.commands import child, live_elsewhere
-from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_for
+from tests.runs.commands import child, live_elsewhere, rows_of, timeless
+from tests.sweep.commands import changed, jobs_of, sweep, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -100,10 +100,10 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
 
 def test_a_job_in_a_renamed_folder_is_listed_once(tmp_path: Path) -> None:
     """The other entry would be a finished job without a run folder, in ls and in the report."""
-    job, other = JobEntry("seed=1", "seed=1", [], "ab12", 5), JobEntry("a", "a", [], "cd34", 5)
+    job, other = JobEntry("seed=1", [], "ab12", 5), JobEntry("a", [], "cd34", 5)
     SweepFile(tmp_path).write("first", [job, other])
-    SweepFile.read(tmp_path).write("again", [replace(job, name="best", folder="best")])
-    assert [each.folder for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
+    SweepFile.read(tmp_path).write("again", [replace(job, name="best")])
+    assert [each.name for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
 
 
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
@@ -190,13 +190,13 @@ def test_sweep_json_keeps_every_job_and_every_command() -> None:
     """Those that never began too, and their names: a queue may still begin them."""
     assert sweep("seed=0,1") == 0
     first = json.loads(Path("outputs/a/sweep.json").read_text())
-    left = {**first["jobs"][1], "identity": "0" * 12, "folder": "seed=2", "name": "seed=2"}
+    left = {**first["jobs"][1], "identity": "0" * 12, "name": "seed=2"}
     left |= {"status": "waiting", "queue": "7_1", "overrides": ["seed=2"]}
     first["jobs"].append(left)
     Path("outputs/a/sweep.json").write_text(json.dumps(first))
     assert sweep("seed=1,2") == 0
     kept = json.loads(Path("outputs/a/sweep.json").read_text())
-    jobs = {job["folder"]: job for job in kept["jobs"]}
+    jobs = {job["name"]: job for job in kept["jobs"]}
     (own,) = jobs.keys() - {"seed=0", "seed=1", "seed=2"}
     assert own == f"seed=2-{jobs[own]['identity']}"
     assert jobs["seed=2"] == left
@@ -255,7 +255,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
 def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files() -> None:
     assert sweep("seed=0") == 0
     run = RunFolder(Path("outputs/a/job"))
-    expected = timeless(run)
+    expected = timeless(rows_of(run.path))
     shutil.rmtree(run.checkpoints)
     run.metrics.write_text('{"iteration": 0, "frames": 0}\n')  # evaluated, then killed
     run.close("interrupted")
@@ -263,7 +263,7 @@ def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files
     for name in (names := ("notes.txt", "tensorboard/mine.txt")):
         (run.path / name).write_text("mine")
     assert sweep("seed=0") == 0
-    assert timeless(run) == expected
+    assert timeless(rows_of(run.path)) == expected
     assert run.manifest["resumed"] == []
     assert [(run.path / name).read_text() for name in names] == ["mine"] * 2
 
