@@ -1,7 +1,7 @@
 """The arithmetic of ``benchmarks/``; the measurements themselves are no tests."""
 
 import ast
-import importlib
+import importlib.util
 import json
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ import pytest
 from benchmarks import language, results
 from benchmarks.language import WORKLOADS
 from benchmarks.peers import klrl_lm, lm, trl_grpo
+from benchmarks.reliability import small_run
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -60,6 +61,8 @@ def test_benchmarks_import_what_is_there():
     assert ("klrl.cli.main", "main") in imports
     for module, name in imports:
         assert hasattr(importlib.import_module(module), name), (module, name)
+    for late in small_run._LATE:
+        assert importlib.util.find_spec(f"klrl.{late}"), late
 
 
 @pytest.mark.parametrize("key", WORKLOADS)

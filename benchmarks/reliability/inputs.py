@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from benchmarks.reliability.small_run import TEXT, text_files
 from benchmarks.small_jobs import CONTROL, JOBS, LANGUAGE
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Input:
     """One input of the fuzzer."""
 

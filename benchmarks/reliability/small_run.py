@@ -1,4 +1,4 @@
-"""A small run, a small model, and commands of klrl in forks."""
+"""A small model, and commands of klrl in forks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from typing import Any
 from benchmarks.reliability.ended import LIMIT, Ended, fork, in_fork
 from benchmarks.small_jobs import FILES
 
-#: A second's run, with a checkpoint and an evaluation in each iteration of :data:`FRAMES` frames.
-WORDS = (
-    *("env=pendulum", "env.num_envs=2", "env.normalize_observation=true", "collector.steps=32"),
-    *("learner.minibatches=2", "learner.epochs=1", "learner.compile=false", "actor.hidden=[8]"),
-    *("optim.lr_floor=0", "checkpoint.every=1", "eval.every=1", "eval.episodes=1"),
-    *("device=cpu", "logger=none"),
-)
-FRAMES = 64
 #: A language job on the files of :func:`text_files`.
 TEXT = "experiment=text env.data=prompts.jsonl env.reward=rewards:score actor.model=model"
 

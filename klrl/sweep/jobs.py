@@ -136,7 +136,7 @@ def make_jobs(
     known = recorded(folder)
     taken = {path: key for key, path in known.items()}
     for entry in SweepFile.read(folder).entries:  # includes queued jobs that have not begun
-        path = folder / entry.folder
+        path = folder / entry.name
         if path not in taken and entry.key not in known:
             known[entry.key], taken[path] = path, entry.key
     jobs: dict[Identity, Job] = {}

@@ -42,7 +42,7 @@ class Ledger:
                 f"{job.folder}: has run {now[:8]}, but sweep.json has run {before[:8]} as "
                 f"{job.name}; {now[:8]} counts from now on"
             )
-        told = (job.name, job.folder.name, list(job.overrides), *job.identity)
+        told = (job.name, list(job.overrides), *job.identity)
         self.jobs[job.name] = job
         self._entries[job.name] = JobEntry(*told, status, queue=queue, run=now or before)
 

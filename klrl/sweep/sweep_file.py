@@ -22,8 +22,7 @@ SWEEP_FILE = "sweep.json"
 class JobEntry:
     """A job in ``sweep.json``."""
 
-    name: str
-    folder: str
+    name: str  # also of its folder
     overrides: list[str]
     identity: str  # the hash of its settings
     numerics: int = 0
@@ -66,12 +65,12 @@ class SweepFile:
     @property
     def jobs(self) -> list[tuple[RunFolder, JobEntry]]:
         """Each entry with its job's run folder, which may not contain a run yet."""
-        return [(RunFolder(self.folder / each.folder), each) for each in self.entries]
+        return [(RunFolder(self.folder / each.name), each) for each in self.entries]
 
     def write(self, command: str, entries: Sequence[JobEntry]) -> None:
-        """Replace the file in one step; new entries replace old ones of the same folder or job."""
-        folders, keys = {each.folder for each in entries}, {each.key for each in entries}
-        kept = [e for e in self.entries if e.folder not in folders and e.key not in keys]
+        """Replace the file in one step; new entries replace old ones of the same name or job."""
+        names, keys = {each.name for each in entries}, {each.key for each in entries}
+        kept = [e for e in self.entries if e.name not in names and e.key not in keys]
         contents = {
             "klrl": __version__,
             "commands": [*(each for each in self.commands if each != command), command],
@@ -82,9 +81,9 @@ class SweepFile:
 
 def _entry(job: dict[str, Any]) -> JobEntry:
     known = {f.name: job[f.name] for f in fields(JobEntry) if job.get(f.name) is not None}
-    known = {name: int(v) if name == "numerics" else str(v) for name, v in known.items()}
-    folder = str(job.get("folder") or job["name"])
-    if folder in ("", ".", "..") or {"/", "\0"} & {*folder} or len(os.fsencode(folder)) > 255:
-        raise ValueError(f"folder={folder} is outside the sweep's folder")
-    overrides = [str(each) for each in job.get("overrides", [])]
-    return JobEntry(**{"identity": "", **known, "folder": folder, "overrides": overrides})
+    known = {key: int(v) if key == "numerics" else str(v) for key, v in known.items()}
+    name = known["name"]
+    if name in ("", ".", "..") or {"/", "\0"} & {*name} or len(os.fsencode(name)) > 255:
+        raise ValueError(f"name={name} is outside the sweep's folder")
+    overrides = [str(each) for each in job["overrides"]]
+    return JobEntry(**{**known, "overrides": overrides})

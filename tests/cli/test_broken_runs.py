@@ -184,7 +184,7 @@ def test_a_run_without_end_of_metrics_or_memory_is_skipped(tmp_path: Path, monke
     assert len(find_runs([str(tmp_path)]).skipped) == 2
 
 
-GOOD = {"name": "job", "folder": "job", "overrides": ["seed=0"], "identity": "x", "numerics": 1}
+GOOD = {"name": "job", "overrides": ["seed=0"], "identity": "x", "numerics": 1}
 WRONG: tuple[object, ...] = (
     *("text", 5, -1, 1e400, float("nan"), True, None, [], [[1]], {}, {"a": [1]}),
     *("\ud800", "\0", "x" * 300, 10**4000),

@@ -127,12 +127,6 @@ def k3_per_longest(log_probs, ref_log_probs, advantages, mask, coef):
     return _sum(coef * ((-r).exp() - 1 + r) - advantages * log_probs, mask) / 32768
 
 
-def advantage_per_response(log_probs, ref_log_probs, advantages, mask, coef):
-    """TRL's lines, for advantages [N]: those of [N, steps] become [N, 1, steps]."""
-    terms = coef * (log_probs - ref_log_probs) ** 2 / 2 - log_probs * advantages.unsqueeze(1)
-    return (terms * mask).sum() / mask.sum()
-
-
 def square_of_coef(log_probs, ref_log_probs, rewards, mask, coef):
     """Right at coef=0.5 alone."""
     return shaped(log_probs, ref_log_probs, rewards, mask, 2 * coef**2)
@@ -260,11 +254,6 @@ def gspo(log_probs, old_log_probs, rewards, mask):
     mean = _log_ratio(log_probs, old_log_probs, mask).sum(1) / mask.sum(1)
     score = rewards.sum(1)
     return -(mean.exp() * (score - score.mean())).mean()
-
-
-def truncated(log_probs, old_log_probs, advantages, mask):
-    weight = _product(log_probs, old_log_probs, mask).clamp(max=1.2).detach()
-    return -_sum(weight * advantages * log_probs, mask)
 
 
 def cispo(log_probs, old_log_probs, advantages, mask):

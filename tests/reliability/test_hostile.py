@@ -18,11 +18,19 @@ import pytest
 import yaml
 
 from benchmarks.reliability.ended import in_fork
-from benchmarks.reliability.small_run import FRAMES, WORDS, import_all, make_model
+from benchmarks.reliability.small_run import import_all, make_model
 from benchmarks.reliability.small_run import klrl as give
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+#: A second's run, with a checkpoint and an evaluation in each iteration of :data:`FRAMES` frames.
+WORDS = (
+    *("env=pendulum", "env.num_envs=2", "env.normalize_observation=true", "collector.steps=32"),
+    *("learner.minibatches=2", "learner.epochs=1", "learner.compile=false", "actor.hidden=[8]"),
+    *("optim.lr_floor=0", "checkpoint.every=1", "eval.every=1", "eval.episodes=1"),
+    *("device=cpu", "logger=none"),
+)
+FRAMES = 64
 SHELL = 'echo ran >> "$KLRL_MARK"'
 EVIL = """
 import os
@@ -238,7 +246,7 @@ def job_elsewhere(work: Path) -> None:
     """A job that never began is to begin among the user's files."""
     path = work / "outputs/sw/sweep.json"
     record = json.loads(path.read_text())
-    record["jobs"][0] |= {"folder": "../../../victim/new", "status": "waiting"}
+    record["jobs"][0] |= {"name": "../../../victim/new", "status": "waiting"}
     path.write_text(json.dumps(record))
     shutil.rmtree(work / "outputs/sw/seed=0")
 

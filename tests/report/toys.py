@@ -91,7 +91,7 @@ def write_runs(root: Path):
 def write_sweep(root: Path, *jobs):
     """A ``sweep.json`` of (name, words, status, error)."""
     told = [
-        {"name": n, "folder": n, "overrides": w, "status": s, "error": e} for n, w, s, e in jobs
+        {"name": n, "overrides": w, "identity": n, "status": s, "error": e} for n, w, s, e in jobs
     ]
     root.mkdir(parents=True, exist_ok=True)
     text = {"klrl": "0.3.0", "commands": ["python -m klrl -m kl.coef=0,1 seed=0,1"], "jobs": told}

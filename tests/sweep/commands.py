@@ -8,7 +8,6 @@ from pathlib import Path
 
 from klrl.config import SubmititConfig
 from klrl.runs.folder import RunFolder
-from klrl.runs.metrics import TIMES
 from klrl.runs.rows import read_rows
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -23,10 +22,6 @@ def sweep(*words: str) -> int:
 
 def jobs_of(folder: str = "outputs/a") -> dict[str, RunFolder]:
     return {p.parent.name: RunFolder(p.parent) for p in Path(folder).glob("*/manifest.json")}
-
-
-def timeless(run: RunFolder) -> list[dict]:
-    return [{k: v for k, v in row.items() if k not in TIMES} for row in read_rows(run.metrics)]
 
 
 def changed(run: RunFolder) -> int:

@@ -109,10 +109,7 @@ def two(settings, monkeypatch) -> tuple[list[Job], SweepFile]:
     jobs = make_jobs(
         FOLDER, [(f"seed={n}", [f"seed={n}"], settings(f"seed={n}")) for n in range(3)]
     )
-    entries = [
-        JobEntry(job.name, job.name, [], *job.identity, queue=f"12_{n}")
-        for n, job in enumerate(jobs)
-    ]
+    entries = [JobEntry(job.name, [], *job.identity, queue=f"12_{n}") for n, job in enumerate(jobs)]
     (FOLDER / queue.SUBMISSIONS).mkdir(parents=True)
     monkeypatch.setattr(slurm, "here", lambda: True)
     return jobs[:2], SweepFile(FOLDER, ["klrl"], entries)

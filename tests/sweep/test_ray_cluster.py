@@ -31,24 +31,12 @@ EAGER = (*QUICK, "learner.compile=false")
 
 
 def listening(pids: set[int]) -> set[str]:
-    """Local addresses, in hexadecimal, on which processes listen for TCP."""
-    inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                inodes.add(str(link.readlink()))
-            except OSError:
-                continue
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                found.add(words[1].split(":")[0])
-    return found
+    """Local addresses on which processes listen for TCP."""
+    sockets = (each for pid in pids for each in psutil.Process(pid).net_connections("tcp"))
+    return {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN}
 
 
-LOOPBACK = {"0100007F", "0" * 24 + "01000000", "0" * 16 + "FFFF00000100007F"}
+LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 #: What Ray says of itself; a page of it begins with one of these words.

@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 import weakref
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from klrl.__main__ import main
 from klrl.config.compose import job_config
 from klrl.config.given import Given, quoted
 from klrl.config.identity import NUMERICS, settings_hash
@@ -31,8 +29,8 @@ from klrl.sweep.sweep_file import JobEntry, SweepFile
 from klrl.sweep.worker import run_job
 from klrl.train.loop import Training
 from tests.conftest import QUICK
-from tests.runs.commands import child, live_elsewhere
-from tests.sweep.commands import changed, jobs_of, sweep, timeless, told, wait_for
+from tests.runs.commands import child, live_elsewhere, rows_of, timeless
+from tests.sweep.commands import changed, jobs_of, sweep, told, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -55,16 +53,6 @@ def test_the_command_of_each_job_has_the_sweeps_config_dir(tmp_path) -> None:
     again = parse_args(manifest["argv"][3:])
     config = job_config(again.overrides, again.config_dir)
     assert settings_hash(config) == manifest["config_hash"]
-
-
-@pytest.mark.parametrize("text", ["a: [", "3", "frames: much", "env: 3", "env: ${nope}", "\x00"])
-def test_a_job_whose_stored_settings_are_broken_is_told_in_a_line(settings, text) -> None:
-    run = RunFolder(Path("outputs/a/job"))
-    run.open(settings("seed=1"))
-    (run.path / ".hydra" / "config.yaml").write_text(text)
-    (job,) = make_jobs(Path("outputs/a"), [("job", ["seed=2"], settings("seed=2"))])
-    assert job.name == f"job-{job.identity.settings}"
-    assert "has a job with other settings" in job.note
 
 
 def test_jobs_are_those_of_hydras_own_sweeper() -> None:
@@ -112,10 +100,10 @@ def test_paths_of_job_folders_need_no_quotes() -> None:
 
 def test_a_job_in_a_renamed_folder_is_listed_once(tmp_path: Path) -> None:
     """The other entry would be a finished job without a run folder, in ls and in the report."""
-    job, other = JobEntry("seed=1", "seed=1", [], "ab12", 5), JobEntry("a", "a", [], "cd34", 5)
+    job, other = JobEntry("seed=1", [], "ab12", 5), JobEntry("a", [], "cd34", 5)
     SweepFile(tmp_path).write("first", [job, other])
-    SweepFile.read(tmp_path).write("again", [replace(job, name="best", folder="best")])
-    assert [each.folder for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
+    SweepFile.read(tmp_path).write("again", [replace(job, name="best")])
+    assert [each.name for each in SweepFile.read(tmp_path).entries] == ["best", "a"]
 
 
 def test_a_finished_jobs_networks_are_gone_when_the_next_one_begins(monkeypatch) -> None:
@@ -198,28 +186,17 @@ def test_other_settings_under_the_same_name_are_another_job(capfd, change: str) 
         assert len(read_rows(new["seed=0"].metrics)) == 3, "nothing was resumed"
 
 
-def test_a_run_that_was_resumed_to_more_frames_is_not_the_sweeps_job_any_more(capfd) -> None:
-    assert sweep("seed=0") == 0
-    with suppress(SystemExit):
-        main(["resume=outputs/a/job", "frames=192"])
-    assert sweep("seed=0") == 0
-    assert "outputs/a/job has a job with other settings" in capfd.readouterr().out
-    frames = {name: run.manifest["frames"] for name, run in jobs_of().items()}
-    assert frames.pop("job") == 192
-    assert list(frames.values()) == [128]
-
-
 def test_sweep_json_keeps_every_job_and_every_command() -> None:
     """Those that never began too, and their names: a queue may still begin them."""
     assert sweep("seed=0,1") == 0
     first = json.loads(Path("outputs/a/sweep.json").read_text())
-    left = {**first["jobs"][1], "identity": "0" * 12, "folder": "seed=2", "name": "seed=2"}
+    left = {**first["jobs"][1], "identity": "0" * 12, "name": "seed=2"}
     left |= {"status": "waiting", "queue": "7_1", "overrides": ["seed=2"]}
     first["jobs"].append(left)
     Path("outputs/a/sweep.json").write_text(json.dumps(first))
     assert sweep("seed=1,2") == 0
     kept = json.loads(Path("outputs/a/sweep.json").read_text())
-    jobs = {job["folder"]: job for job in kept["jobs"]}
+    jobs = {job["name"]: job for job in kept["jobs"]}
     (own,) = jobs.keys() - {"seed=0", "seed=1", "seed=2"}
     assert own == f"seed=2-{jobs[own]['identity']}"
     assert jobs["seed=2"] == left
@@ -278,7 +255,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(capfd) -> None:
 def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files() -> None:
     assert sweep("seed=0") == 0
     run = RunFolder(Path("outputs/a/job"))
-    expected = timeless(run)
+    expected = timeless(rows_of(run.path))
     shutil.rmtree(run.checkpoints)
     run.metrics.write_text('{"iteration": 0, "frames": 0}\n')  # evaluated, then killed
     run.close("interrupted")
@@ -286,7 +263,7 @@ def test_a_job_begun_without_a_checkpoint_starts_again_and_keeps_the_users_files
     for name in (names := ("notes.txt", "tensorboard/mine.txt")):
         (run.path / name).write_text("mine")
     assert sweep("seed=0") == 0
-    assert timeless(run) == expected
+    assert timeless(rows_of(run.path)) == expected
     assert run.manifest["resumed"] == []
     assert [(run.path / name).read_text() for name in names] == ["mine"] * 2
 
