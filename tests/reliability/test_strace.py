@@ -12,6 +12,7 @@ import torch
 import wandb
 from tensordict import TensorDict
 
+from klrl.runs.machine import cxx
 from tests.conftest import QUICK
 from tests.runs.test_run import repository_with
 from tests.runs.wandb_server import KEY, serving
@@ -73,17 +74,22 @@ def traced(words: tuple[str, ...], **environment: str) -> tuple[set[str], set[st
     return set(STARTED.findall(text)), set(CONNECTED.findall(text))
 
 
-def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def allowed(tmp_path, monkeypatch) -> set[str]:
+    """The programs that a run may start; the current folder is a hostile one."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     monkeypatch.chdir(folder)
     hostile(folder)
-    core = Path(wandb.__file__).parent / "bin"
-    allowed = {sys.executable, str(core / "wandb-core"), str(core / "wandb-symon")}
     # Python's platform module calls uname, and matplotlib fc-list for its first list of fonts.
-    allowed |= {str(shutil.which(name)) for name in ("git", "uname", "fc-list")}
+    found = {sys.executable, *(str(shutil.which(name)) for name in ("git", "uname", "fc-list"))}
     own = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True)
-    allowed.add(f"{own.stdout.strip()}/git")  # git calls itself, and refuses to fetch
+    return found | {f"{own.stdout.strip()}/git"}  # git calls itself, and refuses to fetch
+
+
+def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(allowed: set[str]) -> None:
+    core = Path(wandb.__file__).parent / "bin"
+    allowed |= {str(core / "wandb-core"), str(core / "wandb-symon")}
     small = (*QUICK[:-1], "logger=wandb")
     off = {"WANDB_MODE": "offline"}
     clone = (*(w for w in small if not w.startswith("collector")), "collector.steps=4")
@@ -113,3 +119,29 @@ def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, mo
             assert not Path("ran").exists(), words
         assert all("Basic" in str(key) for key in server.keys - {None})
         assert len(server.runs) == 2
+
+
+def of_the_compiler() -> set[str]:
+    """A C++ compiler as torch finds it, and the programs that it starts itself."""
+    compiler = cxx()
+    assert compiler is not None
+    parts = ("cc1plus", "as", "collect2", "ld")
+    asked = [[compiler, f"-print-prog-name={part}"] for part in parts]
+    told = [subprocess.run(each, capture_output=True, text=True, check=True) for each in asked]
+    named = [each.stdout.strip() for each in told]
+    paths = {compiler, *(str(shutil.which(name)) for name in named)}
+    return paths | {str(Path(path).resolve()) for path in paths}
+
+
+@pytest.mark.skipif(cxx() is None, reason="needs a C++ compiler")
+def test_a_compiled_run_starts_the_compiler_by_its_path_alone(allowed: set[str]) -> None:
+    words = (*(w for w in QUICK if not w.startswith("learner.compile")), "learner.compile=aot")
+    programs, addresses = traced(
+        (*words, "hydra.run.dir=run"), XDG_CACHE_HOME=str(Path("../cache"))
+    )
+    print(f"learner.compile=aot: starts {sorted(programs)}, connects to {addresses}")
+    compiler = of_the_compiler()
+    assert cxx() in programs, "it compiles"
+    assert programs <= allowed | compiler
+    assert not {each for each in addresses if not NEAR.search(each)}
+    assert not Path("ran").exists()
