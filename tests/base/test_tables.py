@@ -1,10 +1,6 @@
 """A wrong entry of klrl's own tables is a line that names file and entry, never a traceback."""
 
-import importlib
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,24 +66,3 @@ def test_a_wrong_metric_is_named(tmp_path, monkeypatch, old, new, says) -> None:
     metrics._TABLE.write_text(text.replace(old, new, 1), "utf-8")
     with pytest.raises(ConfigError, match=rf"^metrics\.yaml: .*{re.escape(says)}"):
         metrics._declared()
-
-
-@pytest.mark.integration
-def test_the_command_line_names_it() -> None:
-    """With a copy of klrl, as somebody has it who adds to a table."""
-    shutil.copytree(HERE, "klrl", ignore=shutil.ignore_patterns("*.safetensors"))
-    (HERE.parent / "conf").exists() and shutil.copytree(HERE.parent / "conf", "conf")
-    path = Path("klrl/config/rules/unread.yaml")
-    path.write_text(path.read_text("utf-8").replace("\ncontrol:", "\ncontrl:", 1), "utf-8")
-    run = [sys.executable, "-m", "klrl", "env=pendulum", "frames=2048", "logger=none"]
-    done = subprocess.run(run, env={"PYTHONPATH": ".", "PATH": ""}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, ""), done
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("klrl: unread.yaml: ")
-    assert "expected both, control, language" in line
-    assert not Path("outputs").exists()
-
-
-def test_klrls_own_tables_are_read() -> None:
-    for module in ("klrl.runs.metrics", "klrl.config.rules.unread", "klrl.doctor.faults"):
-        assert importlib.import_module(module)
