@@ -29,7 +29,7 @@ class Domain:
     mode: str  # how an evaluation chooses actions with ``eval.sampled=false``
     digits: int  # significant digits of a printed score
     plays: int  # default number of episodes or responses in ``klrl evaluate`` and ``klrl kl``
-    #: Name -> "module:function". ``preflight`` checks a job and ``parts`` builds a run. ``load``,
+    #: Name -> "module:function". ``job_checks`` checks a job and ``parts`` builds a run. ``load``,
     #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
     #: compares two policies. ``on_task`` returns a stored run's settings with a changed task and,
     #: for language, ``of_model`` those in which a model that klrl did not train answers prompts.
@@ -70,7 +70,7 @@ CONTROL = Domain(
     digits=5,
     plays=100,
     functions={
-        "preflight": "klrl.control.run.preflight:check_job",
+        "job_checks": "klrl.control.run.preflight:check_job",
         "parts": "klrl.control.run.parts:ControlParts",
         "load": "klrl.control.run.load:trained_actor",
         "on_task": "klrl.control.run.load:control_on_task",
@@ -93,7 +93,7 @@ LANGUAGE = Domain(
     digits=4,
     plays=512,
     functions={
-        "preflight": "klrl.language.run.job_checks:check_job",
+        "job_checks": "klrl.language.run.job_checks:check_job",
         "parts": "klrl.language.run.parts:LanguageParts",
         "load": "klrl.language.run.load:trained_causal_lm",
         "on_task": "klrl.language.run.job_checks:language_on_task",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 
-from klrl.base.errors import ConfigError
 from klrl.base.files import read_plain
 
-Row = TypeVar("Row")
 #: libyaml's loader if libyaml is installed, else PyYAML's own, which takes ten times as long.
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
 #: Limit on the size of a YAML file in bytes, since libyaml parses 1 MB in a second.
 _LONGEST = 1 << 20
 #: Limit on the nesting of settings; above some 10,000 levels, libyaml overflows the stack.
@@ -39,28 +35,6 @@ def yaml_text(path: Path) -> str:
     return text
 
 
-def read_table(path: Path, *parts: str) -> Any:
-    """Read a table; with ``parts``, it must be a dictionary with exactly these keys.
-
-    Raises:
-        ConfigError: the file is no valid YAML, or its keys are not ``parts``.
-    """
-    try:
-        table = yaml.load(path.read_text("utf-8"), LOADER)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path.name}: is broken ({' '.join(str(error).split())})") from error
-    if parts and (not isinstance(table, dict) or {*table} != {*parts}):
-        raise ConfigError(f"{path.name}: has {', '.join(table)}; expected {', '.join(parts)}")
-    return table
-
-
-def entry_of(row: type[Row], path: Path, entry: dict[str, object]) -> Row:
-    """Make an instance of the dataclass ``row`` from an entry of a table.
-
-    Raises:
-        ConfigError: the entry has an unknown field, or lacks a field.
-    """
-    try:
-        return row(**entry)
-    except TypeError as error:
-        raise ConfigError(f"{path.name}: {entry}: {error}") from error
+def read_table(path: Path) -> Any:
+    """Read a table."""
+    return yaml.load(path.read_text("utf-8"), LOADER)

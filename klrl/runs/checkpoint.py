@@ -88,9 +88,6 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)  # not later, when the run may have been moved
         self._components = {**components, "rng": Generators(torch.device(device))}
         self._refused: list[Path] = []
-        # Entries that this process wrote; ``save`` does not write them again. It replaces entries
-        # of an earlier process, which may have different weights after the same number of frames.
-        self._own: set[Path] = set()
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         """Write an entry of ``last`` or ``best``; ``step`` is the number of frames.
@@ -100,10 +97,6 @@ class Checkpoints:
         """
         remove_leftovers(self._folder.parent)
         destination = self._folder / which / f"frames-{step:012d}"
-        if destination in self._own:
-            with suppress(DamagedEntry):  # a damaged entry is written again
-                _checked(destination)
-                return
         chosen = {n: c for n, c in self._components.items() if n not in _LEFT_OUT[which]}
         staging = self._staging()
         try:
@@ -114,7 +107,6 @@ class Checkpoints:
             staging.rename(destination)
             sync(destination.parent)  # so that the new name is on the disk
             sync(self._folder)
-            self._own.add(destination)
             self._prune(destination)
         except OSError as error:
             error.filename = error.filename or str(destination)

@@ -149,7 +149,6 @@ class RunFolder:
         self.checkpoints = self.place / "checkpoints"
         self._manifest = self.place / "manifest.json"
         self._settings = self.place / ".hydra" / "config.yaml"
-        self._stored: dict[Path, bytes] = {}  # file -> what this process wrote last
         self._claim: Claim | None = None
         self._last_written: Manifest | None = None
         self.guard = Guard(self._note_failure)
@@ -215,15 +214,13 @@ class RunFolder:
             self._claim.check()
 
     def check_stored(self) -> None:
-        """Check, by an OSError, for checkpoints, and this process's settings and manifest."""
-        folders = {self.checkpoints: b""} if self._stored else {}
-        for path, content in [*self._stored.items(), *folders.items()]:
-            with suppress(OSError):
-                if path.is_dir() if path in folders else read_plain(path) == content:
-                    continue
-            raise OSError(
-                f"{path}: was removed or changed during the run; put it back, then resume the run"
-            )
+        """Check, by an OSError, that manifest, settings and checkpoints are still there."""
+        stored = (self._manifest, self._settings, self.checkpoints)
+        for path in stored if self._last_written is not None else ():
+            if not path.exists():
+                raise OSError(
+                    f"{path}: was removed during the run; put it back, then resume the run"
+                )
 
     def open(self, config: JobConfig, **more: object) -> Manifest:
         """Write and return the manifest of a run that starts or resumes; ``more`` adds entries.
@@ -296,16 +293,13 @@ class RunFolder:
         make_folder(self._settings.parent)
         settings = OmegaConf.to_yaml(OmegaConf.create(dataclasses.asdict(config)))
         replace_file(self._settings, head + settings)
-        self._stored[self._settings] = read_plain(self._settings)
         if self._overrides is not None:
             overrides = OmegaConf.to_yaml(OmegaConf.create([str(each) for each in self._overrides]))
             replace_file(self._settings.with_name("overrides.yaml"), head + overrides)
 
     def _write(self, manifest: Manifest) -> None:
         self.check_owned()
-        self._stored.pop(self._manifest, None)
         replace_file(self._manifest, _as_text(manifest))
-        self._stored[self._manifest] = read_plain(self._manifest)
         self._last_written = manifest
 
 

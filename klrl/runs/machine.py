@@ -108,7 +108,7 @@ def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bo
 
         check_logger(config.logger)
     overridden = frozenset(each.key for each in given)
-    domain_of(config).function("preflight")(config, overridden, resumed=resumed)
+    domain_of(config).function("job_checks")(config, overridden, resumed=resumed)
     check_device(config.device)
 
 

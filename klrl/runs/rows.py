@@ -203,16 +203,15 @@ def cut(path: Path, axis: str, after: int, mark: Mark) -> None:
 
 def _end_of_kept(content: bytes, axis: str, after: int) -> tuple[int, list[int]]:
     """Return the length in bytes of the rows up to ``after`` frames; and the bad lines' numbers."""
-    lines = content.split(b"\n")
-    values = [(_parse(line) or {}).get(axis) for line in lines]
-    frames = [value if isinstance(value, int | float) else None for value in values]
-    before = [n for n, each in enumerate(frames, 1) if each is not None and each <= after]
-    later = [n for n, each in enumerate(frames) if each is not None and each > after]
-    least, most = max(before, default=0), min(later, default=len(frames))
-    reached = after == 0 or (least > 0 and frames[least - 1] == after)
-    kept = least if reached else max(least, most)  # if in doubt, keep more lines
-    bad = [n for n, each in enumerate(frames[:kept], 1) if each is None]
-    return sum(len(line) + 1 for line in lines[:kept]), bad
+    length, bad = 0, list[int]()
+    for number, line in enumerate(content.split(b"\n"), 1):
+        frames = (_parse(line) or {}).get(axis)
+        if not isinstance(frames, int | float):
+            bad.append(number)
+        elif frames > after:
+            break
+        length += len(line) + 1
+    return length, bad
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

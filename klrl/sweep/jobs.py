@@ -25,7 +25,7 @@ class Job:
     config: JobConfig
     group: str  # the sweep's name, for wandb
     cwd: Path  # base of relative paths in the settings
-    host: str  # the machine on which its preflight checks passed
+    host: str  # the machine on which its job checks passed
     note: str = ""  # why the folder's name ends with a hash; empty without a hash
     flags: tuple[str, ...] = ()  # of its own command, as ``--config-dir mine``
     queued: str | None = None  # its id in SLURM's queue, if it is already queued

@@ -14,7 +14,7 @@ READERS: dict[str, tuple[set[str], str]] = {
     "super().load_config": (set(), "Hydra's YAML, of plain values"),
     "yaml.load": ({"LOADER"}, "klrl.base.tables: LOADER is a SafeLoader"),
     "yaml.safe_load": (set(), "a SafeLoader"),
-    "load_file": (set(), "safetensors have no code"),
+    "safe_open": (set(), "safetensors have no code"),
     "TensorDict.load_memmap": ({"allow_pickle=False"}, "else unpickles other.pickle"),
     "datasets.load_from_disk": (set(), "Arrow tables and JSON"),
     "AutoConfig.from_pretrained": ({"trust_remote_code=False"}, "else imports auto_map"),
@@ -34,7 +34,7 @@ DANGEROUS = re.compile(
     r"^(pickle|cPickle|_pickle|cloudpickle|dill|joblib|marshal|shelve|h5py|jsonpickle)(\.|$)"
 )
 READS = re.compile(
-    r"(?i)(^|_)loads?($|_)|^from_(pretrained|disk|file|buffer|url|json)|fromfile"
+    r"(?i)(^|_)loads?($|_)|^safe_open$|^from_(pretrained|disk|file|buffer|url|json)|fromfile"
     r"|^read_(parquet|pickle|csv|json|orc|feather|hdf)|memmap|unpickl|^(eval|exec)$"
 )
 #: Methods of klrl's own classes, and of torch's and TorchRL's, that read no file.

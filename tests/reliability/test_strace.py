@@ -12,6 +12,7 @@ import torch
 import wandb
 from tensordict import TensorDict
 
+from klrl.runs.machine import cxx
 from tests.conftest import QUICK
 from tests.runs.test_run import repository_with
 from tests.runs.wandb_server import KEY, serving
@@ -22,8 +23,9 @@ pytestmark = [
     pytest.mark.skipif(not shutil.which("strace"), reason="needs strace (apt-get install strace)"),
 ]
 #: Names of programs and modules that klrl, its libraries and their child processes look for.
-NAMES = ("git", "g++", "c++", "gcc", "cc", "ld", "as", "uname", "ldconfig", "ps", "python", "sh",
-         "python3", "which", "nvidia-smi", "lscpu", "wandb-core")  # fmt: skip
+NAMES = ("git", "g++", "c++", "gcc", "cc", "cc1plus", "collect2", "ld", "as", "uname", "openssl",
+         "ps", "python", "python3", "sh", "which", "ldconfig", "nvidia-smi", "lscpu",
+         "wandb-core")  # fmt: skip
 MODULES = ("ctypes", "textwrap", "multiprocessing", "sitecustomize", "usercustomize", "glfw")
 STARTED = re.compile(r'execve\("([^"]*)".* = 0$', re.MULTILINE)
 CONNECTED = re.compile(r"connect\(\d+, (\{.*\})", re.MULTILINE)
@@ -73,17 +75,22 @@ def traced(words: tuple[str, ...], **environment: str) -> tuple[set[str], set[st
     return set(STARTED.findall(text)), set(CONNECTED.findall(text))
 
 
-def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def allowed(tmp_path, monkeypatch) -> set[str]:
+    """The programs that a run may start; the current folder is a hostile one."""
     folder = tmp_path / "hostile"
     folder.mkdir()
     monkeypatch.chdir(folder)
     hostile(folder)
-    core = Path(wandb.__file__).parent / "bin"
-    allowed = {sys.executable, str(core / "wandb-core"), str(core / "wandb-symon")}
     # Python's platform module calls uname, and matplotlib fc-list for its first list of fonts.
-    allowed |= {str(shutil.which(name)) for name in ("git", "uname", "fc-list")}
+    found = {sys.executable, *(str(shutil.which(name)) for name in ("git", "uname", "fc-list"))}
     own = subprocess.run(["git", "--exec-path"], capture_output=True, text=True, check=True)
-    allowed.add(f"{own.stdout.strip()}/git")  # git calls itself, and refuses to fetch
+    return found | {f"{own.stdout.strip()}/git"}  # git calls itself, and refuses to fetch
+
+
+def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(allowed: set[str]) -> None:
+    core = Path(wandb.__file__).parent / "bin"
+    allowed |= {str(core / "wandb-core"), str(core / "wandb-symon")}
     small = (*QUICK[:-1], "logger=wandb")
     off = {"WANDB_MODE": "offline"}
     clone = (*(w for w in small if not w.startswith("collector")), "collector.steps=4")
@@ -113,3 +120,30 @@ def test_nothing_of_the_folder_is_started_and_nobody_else_is_called(tmp_path, mo
             assert not Path("ran").exists(), words
         assert all("Basic" in str(key) for key in server.keys - {None})
         assert len(server.runs) == 2
+
+
+def of_the_compiler() -> tuple[set[str], set[str]]:
+    """The C++ compilers of this machine, and what they and torch's compiler start."""
+    names = [os.environ.get("CXX", "g++"), "c++", "clang++"]
+    compilers = {path for path in map(shutil.which, names) if path}
+    parts = {str(shutil.which("openssl"))}  # torch hashes a package's weights by it
+    for compiler in compilers:
+        for part in ("cc1", "cc1plus", "as", "collect2", "ld"):
+            asked = [compiler, f"-print-prog-name={part}"]
+            told = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+            parts.add(str(shutil.which(told)))
+    return compilers, parts
+
+
+@pytest.mark.skipif(cxx() is None, reason="needs a C++ compiler")
+def test_a_compiled_run_starts_the_compiler_by_its_path_alone(allowed: set[str]) -> None:
+    words = (*(w for w in QUICK if not w.startswith("learner.compile")), "learner.compile=aot")
+    programs, addresses = traced(
+        (*words, "hydra.run.dir=run"), XDG_CACHE_HOME=str(Path("../cache"))
+    )
+    print(f"learner.compile=aot: starts {sorted(programs)}, connects to {addresses}")
+    compilers, parts = of_the_compiler()
+    assert programs & compilers, "it compiles"
+    assert programs <= allowed | compilers | parts
+    assert not {each for each in addresses if not NEAR.search(each)}
+    assert not Path("ran").exists()

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from klrl.base.errors import EnvError, Interrupted
 from klrl.control.run.evaluate import evaluate_policy
 from klrl.control.run.load import trained_agent, trained_reference
 from klrl.control.run.parts import ControlParts
+from klrl.domains import CONTROL
 from klrl.runs.metrics import TIMES, Row
 from klrl.runs.rows import read_rows
 from klrl.train.callbacks import Callback
-from klrl.train.scores import CLOSING, IN_RUN, EvaluationPlan, Size
+from klrl.train.scores import CLOSING, IN_RUN, Evaluation, EvaluationPlan, Size
 from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, manifest_of
 
@@ -123,26 +125,25 @@ def test_the_best_is_chosen_in_the_run_and_told_from_other_start_states() -> Non
     assert played("run", "last", CLOSING, 6)["eval/return"] == last["eval/return"]
 
 
-def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
-    """Its start states say that the last policy is the best; those of the run, the first."""
-    from klrl.domains import CONTROL
-    from klrl.train.scores import Evaluation
-
-    returns = iter([-1.0, -2.0, -3.0])
+def returning(patch: pytest.MonkeyPatch, returns: Iterable[float], closing: float) -> None:
+    """Let the evaluations during a run have these returns, and those at its end another."""
+    values = iter(returns)
 
     def play(agent, config, plan, reference) -> Evaluation:
-        value = next(returns) if plan.starts == IN_RUN else 100.0
+        value = float(next(values)) if plan.starts == IN_RUN else closing
         return Evaluation([value] * 4, CONTROL, "deterministic")
 
-    monkeypatch.setattr("klrl.control.run.evaluate.evaluate_policy", play)
+    patch.setattr("klrl.control.run.evaluate.evaluate_policy", play)
+
+
+def test_the_closing_evaluation_chooses_nothing(monkeypatch) -> None:
+    """Its start states say that the last policy is the best; those of the run, the first."""
+    returning(monkeypatch, (-1, -2, -3), closing=100.0)
     assert exits(*WORDS, "hydra.run.dir=run") == 0
-    (entry,) = Path("run/checkpoints/best").iterdir()
-    manifest = json.loads((entry / "manifest.json").read_text())
-    assert manifest["frames"] == 0
-    assert manifest["metadata"]["best_return"] == -1.0
+    assert best_of("run") == (0, -1.0)
 
 
-@pytest.mark.parametrize("more", [(), ("eval.sampled=true",), ("env=cartpole",)], ids=str)
+@pytest.mark.parametrize("more", [("eval.sampled=true",), ("env=cartpole",)], ids=str)
 def test_training_is_the_same_with_and_without_evaluations(more) -> None:
     words = [word for word in more if not word.startswith("eval.")]
     assert exits(*WORDS, *more, "hydra.run.dir=on") == 0
@@ -198,26 +199,17 @@ def best_of(run: str) -> tuple[int, float]:
 )
 def test_the_best_of_a_resumed_run_is_that_of_its_rows(words, returns, best, monkeypatch) -> None:
     """Whatever was after the checkpoint ``last``, at 192 frames, did not happen."""
-    from klrl.domains import CONTROL
-    from klrl.train.scores import Evaluation
 
     class Killed(Callback):
         def iterated(self, training, row, batch) -> None:
             if training.counters.iteration == len(returns) + 1:
                 raise KeyError("killed")
 
-    values = iter([])
-
-    def play(agent, config, plan, reference) -> Evaluation:
-        value = float(next(values)) if plan.starts == IN_RUN else -9.0
-        return Evaluation([value] * 4, CONTROL, "deterministic")
-
-    monkeypatch.setattr("klrl.control.run.evaluate.evaluate_policy", play)
-    values = iter([*returns, -1])
+    returning(monkeypatch, [*returns, -1], closing=-9.0)
     every = (*OFF[:-1], "eval.every=1", "eval.episodes=4", "eval.final=6", "checkpoint.every=3")
     with pytest.raises(KeyError):
         klrl.run(*every, folder="run", callbacks=[Killed()])
-    values = iter([0, 0.5, -1])
+    returning(monkeypatch, [0, 0.5, -1], closing=-9.0)
     assert exits("resume=run", *words) == 0
     rows = {row["frames"]: row for row in rows_of("run")}
     assert [rows[64 * i]["eval/return"] for i in (4, 5)] == [0, 0.5]

@@ -1,5 +1,6 @@
 """The metrics: declared once, complete, read by all that show them; numbers as people see them."""
 
+import inspect
 import io
 import math
 import re
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from klrl.base.digits import number
+from klrl.base.tables import read_table
 from klrl.control.run.parts import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
@@ -143,6 +145,10 @@ def test_every_metric_has_a_title_a_unit_digits_and_a_panel_that_exists(domain) 
     titles = [(metric.title, metric.unit) for metric in metrics.values()]
     assert len(set(titles)) == len(titles)
     assert {metric.domain for metric in METRICS.values()} <= {None, *DOMAINS}
+    names = [
+        entry["name"] for entry in read_table(Path(inspect.getfile(Metric)).with_suffix(".yaml"))
+    ]
+    assert len(set(names)) == len(names), "a name is declared once"
     unit = {"control": "frame", "language": "token"}[domain.name]
     assert metrics["kl/ref/exact"].unit == f"nats per {unit}"
     assert metrics[domain.axis].digits == 0

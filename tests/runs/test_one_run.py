@@ -18,7 +18,7 @@ from klrl.runs.rows import RowFile, read_rows
 from tests.conftest import QUICK
 from tests.report.toys import rows_of as toy_rows
 from tests.report.toys import write_run
-from tests.runs.commands import exits, manifest_of, rows_of
+from tests.runs.commands import exits, manifest_of
 from tests.runs.saves import CPU, Held, entry, save, small, steps
 
 pytestmark = pytest.mark.timeout(300)
@@ -173,25 +173,6 @@ def test_no_run_begins_among_the_files_of_another(left: str, capsys) -> None:
 
 
 @pytest.mark.integration
-def test_a_finished_job_that_lost_its_manifest_keeps_its_rows_once(capsys) -> None:
-    words = ("-m", "sweep=s", *QUICK, "seed=0,1")
-    assert exits(*words) == 0
-    job = Path("outputs/s/seed=0")
-    (job / "manifest.json").unlink()
-    before = {p: p.read_bytes() for p in job.rglob("*") if p.is_file()}
-    capsys.readouterr()
-    assert exits("-m", "sweep=s", *QUICK, "seed=0,1,2") == 1
-    assert {p: p.read_bytes() for p in job.rglob("*") if p.is_file()} == before
-    assert len(rows_of(Path("outputs/s/seed=2"))) == 2  # the others go on
-    told = capsys.readouterr()
-    assert "has metrics.jsonl but no manifest.json" in told.out + told.err
-    refused = {
-        e["name"]: e["status"] for e in json.loads(Path("outputs/s/sweep.json").read_text())["jobs"]
-    }
-    assert refused == {"seed=0": "refused", "seed=1": "finished", "seed=2": "finished"}
-
-
-@pytest.mark.integration
 def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> None:
     for name in ("s", "t"):
         assert exits("-m", f"sweep={name}", *QUICK, "seed=0,1") == 0
@@ -209,19 +190,6 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
     out = capsys.readouterr().out
     assert f"seed=0: has run {theirs[:8]}, but sweep.json has run" in out
     assert out.count("seed=0: has run") == 1
-
-
-@pytest.mark.integration
-def test_a_copy_by_hard_links_goes_on_and_writes_nothing_into_the_run() -> None:
-    pytest.importorskip("tensorboard", reason="needs klrl[tensorboard]")
-    words = [word for word in QUICK if not word.startswith("logger")]
-    exits(*words, "logger=tensorboard", "hydra.run.dir=run", "checkpoint.every=1")
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
-    shutil.copytree("run", "copy", copy_function=os.link)  # cp -al
-    assert exits("resume=copy", "frames=192") == 0
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
-    assert [row["frames"] for row in rows_of(Path("copy"))] == [64, 128, 192]
-    assert manifest_of(Path("copy"))["id"] == manifest_of(Path("run"))["id"]
 
 
 @pytest.mark.integration

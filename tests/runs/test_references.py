@@ -102,14 +102,6 @@ def test_a_periodic_reference_is_the_policy_again_after_each_reset(mode: str, ap
         assert row["kl/ref/penalty"] == pytest.approx(0.5 * row["kl/ref/k1"], abs=1e-5)
 
 
-@pytest.mark.integration
-def test_an_ema_reference_stays_nearer_than_the_initial_one() -> None:
-    for name, words in (("fixed", []), ("ema", ["reference=ema", "reference.decay=0.5"])):
-        exits(*QUICK, *words, "frames=512", "optim.lr=0.01", "kl.coef=0", f"hydra.run.dir={name}")
-    fixed, ema = (rows_of(Path(name))[-1]["kl/ref/exact"] for name in ("fixed", "ema"))
-    assert 0 < ema < 0.5 * fixed
-
-
 @pytest.mark.parametrize(
     ("reference", "controller"),
     marked(

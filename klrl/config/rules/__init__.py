@@ -3,7 +3,7 @@
 Each function in ``control.py``, ``language.py`` and ``both.py`` is a rule. It takes a job of its
 domain, and raises a ConfigError that names setting, value and remedy. ``unread.py`` checks the
 command line: it refuses settings that the job does not read, and an objective's loss without its
-advantage. ``klrl.runs.machine`` and each domain's ``preflight`` check the machine.
+advantage. ``klrl.runs.machine`` and each domain's ``job_checks`` check the machine.
 """
 
 from __future__ import annotations

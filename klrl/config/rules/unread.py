@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from klrl.base.errors import ConfigError
-from klrl.base.tables import entry_of, read_table
+from klrl.base.tables import read_table
 from klrl.config import CONTROL, LANGUAGE, GroupConfig, JobConfig
 from klrl.config.given import Given
 from klrl.config.objectives import PRESETS
@@ -47,8 +47,7 @@ def _value(config: JobConfig, setting: str) -> object:
 
 _TABLE = Path(__file__).with_suffix(".yaml")
 _RULES = {
-    part: [entry_of(Unread, _TABLE, entry) for entry in entries]
-    for part, entries in read_table(_TABLE, "both", CONTROL, LANGUAGE).items()
+    part: [Unread(**entry) for entry in entries] for part, entries in read_table(_TABLE).items()
 }
 #: domain -> the entries for its jobs
 UNREAD = {domain: [*_RULES["both"], *_RULES[domain]] for domain in (CONTROL, LANGUAGE)}
