@@ -210,6 +210,20 @@ def test_a_generator_that_hangs_is_stopped() -> None:
     assert scores(PROMPTS, TEXTS).tolist() == [0, 1, 2, 3, 4]
 
 
+class Slow:
+    """A score whose number never comes."""
+
+    def __float__(self) -> float:
+        time.sleep(60)
+        return 0.0
+
+
+def test_the_limit_holds_for_what_it_returns() -> None:
+    start = time.monotonic()
+    assert "took more than 0.3 s" in failure(lambda p, responses, r: [Slow()] * len(responses), 0.3)
+    assert time.monotonic() - start < 5
+
+
 def one(value: object) -> list[object]:
     """Scores of which the second is this one."""
     return [0.0, value, 0.0, 0.0, 0.0]
