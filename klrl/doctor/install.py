@@ -23,7 +23,7 @@ from klrl.runs.machine import cxx
 PURPOSES = {
     "": "control, with MuJoCo and wandb",
     "language": "language policies",
-    "data": "env.data in Parquet, save_to_disk",
+    "data": "env.data in Parquet, save_to_disk, or a folder",
     "smollm": "actor.model=smollm2",
     "box2d": "env=lunar_lander, bipedal_walker",
     "atari": "env=atari",

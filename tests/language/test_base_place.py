@@ -93,7 +93,7 @@ def test_all_weights_are_written_and_played_beside_another_base_model(job, base,
 def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
     trained(job, *words)
     before = [
-        said(capsys, "verify", "run", "--json"),
+        said(capsys, "verify", "run"),
         said(capsys, "evaluate", "run", "--episodes", "8", "--json"),
     ]
     now = Path(shutil.move(base, "else=where,"))
@@ -112,7 +112,7 @@ def test_a_base_model_that_lies_elsewhere_now(job, base, capsys, words) -> None:
     assert " (last checkpoint of run)\nKL(policy||reference) " in told
     assert "where" not in told  # it is no other task
     after = [
-        said(capsys, "verify", "run", "--json", "--model", str(now)),
+        said(capsys, "verify", "run", "--model", str(now)),
         said(capsys, "evaluate", "run", f"actor.model={now}", "--episodes", "8", "--json"),
     ]
     assert after == before

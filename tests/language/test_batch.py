@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.language.data.batch import (
     ASSISTANT,
@@ -18,7 +17,6 @@ from klrl.language.data.batch import (
 )
 from klrl.language.model.vocabulary import response_log_probs
 from klrl.language.run import preflight
-from klrl.language.run.parts import LanguageParts
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout
 from tests.language.toys import EOS, GROUP, PAD, network, prompts
@@ -116,17 +114,3 @@ def test_samplers_batches_end_well_with_pad_as_eos() -> None:
     found, batch = sampled_batch(special=special)
     assert (found.mask.sum(1) < found.mask.shape[1]).any()
     assert preflight.endings(batch, special).ok
-
-
-def test_ids_without_a_token_are_told_with_their_share(job, model, tmp_path) -> None:
-    assert "have no token" not in " ".join(LanguageParts(job()).preflight)
-    network = AutoModelForCausalLM.from_pretrained(model)
-    tokens = network.get_input_embeddings().num_embeddings
-    network.resize_token_embeddings(tokens + 100)
-    network.get_output_embeddings().weight.data.zero_()
-    network.save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path)
-    lines = LanguageParts(job(f"actor.model={tmp_path}")).preflight
-    (line,) = [each for each in lines if "have no token" in each]
-    assert line.startswith(f"preflight: 100 of {tokens + 100} vocabulary ids have no token")
-    assert line.endswith(f"one of them: {100 / (tokens + 100):.2g}")

@@ -132,14 +132,6 @@ def test_adapters_name_the_converted_model_by_its_folder(job, model: str, monkey
 
 
 @pytest.mark.slow
-def test_the_best_checkpoint_is_another_one(job) -> None:
-    Training(job("eval.every=1", "eval.episodes=4")).train(RunFolder(Path("run")))
-    for which in ("last", "best"):
-        export_run("run", Path(which), which=which)
-        assert_same(log_probs(AutoModelForCausalLM.from_pretrained(which)), policy_of("run", which))
-
-
-@pytest.mark.slow
 def test_the_dtype_is_the_runs(job) -> None:
     words = ("actor.dtype=bfloat16", "actor.lora.r=2")
     Training(job(*words)).train(RunFolder(Path("run")))

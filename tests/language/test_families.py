@@ -222,16 +222,11 @@ def test_a_run_and_its_evaluations_take_one_sampler(tmp_path, exits) -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(
-    ("family", "line"),
-    [
-        ("mixtral", "training - evaluation mode, nats"),
-        ("phimoe", "in which phimoe draws its experts at random; set it to false"),
-    ],
-)
+@pytest.mark.parametrize("family", ["mixtral", "phimoe"])
 def test_a_training_mode_that_is_another_function_is_refused(
-    family, line, tmp_path, exits, monkeypatch
+    family, tmp_path, exits, monkeypatch
 ) -> None:
+    """Mixtral's routers add noise, and PhiMoE's draw experts at random."""
     monkeypatch.setattr(model_files, "disable_dropout", lambda config: None)
     model = tiny(family)
     model.config.router_jitter_noise = 0.5
@@ -243,8 +238,8 @@ def test_a_training_mode_that_is_another_function_is_refused(
     folder = f"actor.model={tmp_path / 'model'}"
     code, _, err = exits(*words, folder, "actor.gradient_checkpointing=true")
     assert code == 2
-    assert line in err
-    assert "set actor.gradient_checkpointing=false" in err or "set it to false" in err
+    assert "training - evaluation mode, nats" in err
+    assert "set actor.gradient_checkpointing=false" in err
     assert exits(*words, folder)[0] == 0
 
 

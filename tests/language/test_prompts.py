@@ -26,7 +26,6 @@ from klrl.language.data.prompts import (
     parse_row,
     read_json_file,
 )
-from klrl.language.data.tasks import Task, WeightedRewards
 from tests.transforms import llm_toys as toys
 
 TURNS = [
@@ -104,12 +103,6 @@ def test_a_bad_line_is_told_by_its_number(line: object, told: str) -> None:
 def test_a_bad_row_of_parquet_is_told_by_its_type(row: dict, told: str) -> None:
     with pytest.raises(ConfigError, match=f"row 1: {told}"):
         parse_row(row, "row 1")
-
-
-def test_a_path_with_braces_is_told_as_it_is() -> None:
-    refusing = toys.tokenizer(template="{{ raise_exception('no') }}")
-    with pytest.raises(ConfigError, match=r"^\{x\} line 1: the chat template refuses it \(no\); "):
-        encode(Prompt(TURNS[:2], origin="{x} line 1"), refusing)
 
 
 def test_a_line_that_is_no_utf8_is_told_by_its_number() -> None:
@@ -288,25 +281,6 @@ def test_rendered_text_gets_no_second_bos() -> None:
     plain = toys.tokenizer.__wrapped__()  # adds none
     plain.bos_token = "<|im_start|>"
     assert encode(Prompt("<|im_start|>" * 2 + "hello"), plain) == [start, start, *hello]
-
-
-def test_what_may_be_rendered_differently_than_meant_is_said() -> None:
-    tokenizer = with_special_tokens()
-    tokenizer.bos_token = "<|im_start|>"
-
-    def notes(*rows: object) -> list[str]:
-        prompts = [parse_row(row, "row") for row in rows]
-        reward = WeightedRewards(["exact"], None, None)
-        task = Task(prompts.__getitem__, prompts.__getitem__, reward, checked=prompts)
-        return task.check(tokenizer, None)
-
-    assert notes({"prompt": "one"}, {"messages": [USER]}) == []
-    assert notes({"prompt": "one"}, {"prompt": "<|im_start|>one"}) == [
-        "env.data: 1 prompt with <|im_start|> in front get no second one"
-    ]
-    assert notes({"messages": [USER], "tools": [{}]}) == [
-        "env.data: 1 row with tools, which the chat template ignores"
-    ]
 
 
 def test_a_prompt_beyond_the_context_tells_line_length_and_limit() -> None:

@@ -66,14 +66,12 @@ def test_rows_that_are_not_the_same_are_told(rows: list[dict]) -> None:
     ("settings", "file", "named"),
     [
         ({"eval_data": "other.jsonl"}, "other.jsonl", "env.eval_data=other.jsonl"),
-        ({"data": "all", "eval_split": "test"}, "all/test.jsonl", "env.eval_split=test"),
-        ({"data": "all", "eval_split": "test"}, "all/train.jsonl", "env.data=all"),
         ({"eval_share": 0.5}, "data.jsonl", "env.data=data.jsonl"),
     ],
     ids=str,
 )
 def test_rows_of_evaluation_count_too(settings: dict, file: str, named: str) -> None:
-    for each in ("data.jsonl", "other.jsonl", "all/train.jsonl", "all/test.jsonl"):
+    for each in ("data.jsonl", "other.jsonl"):
         write(each, ROWS)
     state = stream(**settings).state_dict()
     stream(**settings).load_state_dict(state)

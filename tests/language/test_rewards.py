@@ -1,7 +1,6 @@
 """Reward functions: how they are found, called and reported by sample; time limits and Ctrl-C."""
 
 import asyncio
-import itertools
 import os
 import signal
 import sys
@@ -172,22 +171,6 @@ def test_a_function_that_exits_ends_no_run() -> None:
     assert "raised SystemExit: 3" in failure(lambda *_: sys.exit(3), timeout=None)
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise ValueError("no text")
-
-
-class Refusing:
-    """Its items raise."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def __iter__(self):
-        yield 0.0
-        raise self.error
-
-
 @pytest.mark.parametrize("timeout", [5.0, None])
 @pytest.mark.parametrize(
     ("error", "told"),
@@ -196,12 +179,11 @@ class Refusing:
         (asyncio.CancelledError(), "CancelledError (line "),
         (GeneratorExit("x"), "GeneratorExit: x"),
         (SystemExit(0), "SystemExit: 0"),
-        (Unspeakable(), "Unspeakable: its text cannot be read (line "),
     ],
     ids=lambda each: type(each).__name__,
 )
 def test_whatever_it_raises_is_told_by_its_sample(error, told: str, timeout: float | None) -> None:
-    """Also where it is a generator, or returns an iterator."""
+    """Also where it is a generator."""
 
     def raises(prompts, responses, rows):
         raise error
@@ -210,83 +192,35 @@ def test_whatever_it_raises_is_told_by_its_sample(error, told: str, timeout: flo
         yield 0.0
         raise error
 
-    for function in (raises, generates, lambda *_: Refusing(error)):
+    for function in (raises, generates):
         assert f"sample 0 of 5 (line 0, response '0'): raised {told}" in failure(function, timeout)
 
 
-def test_a_generator_that_hangs_or_has_no_end_is_stopped() -> None:
+def test_a_generator_that_hangs_is_stopped() -> None:
     def hangs(prompts, responses, rows):
         for text in responses:
             if text == "x":
                 time.sleep(60)
             yield 0.0
 
-    taken = []
-
-    def endless(prompts, responses, rows):
-        for i in itertools.count():
-            taken.append(i)
-            yield 0.0
-
     start = time.monotonic()
     assert "sample 2 of 5 (line 2, response 'x'): took more than 0.3 s" in failure(hangs, 0.3)
-    for timeout in (5.0, None):
-        assert failure(endless, timeout).endswith("returned 6 scores for 5 samples")
-        assert len(taken) <= 6
-        taken.clear()
-    assert failure(lambda *_: range(10**12)).endswith("returned 6 scores for 5 samples")
     assert time.monotonic() - start < 5
     scores = reward(lambda prompts, responses, rows: (float(i) for i in range(5)))
     assert scores(PROMPTS, TEXTS).tolist() == [0, 1, 2, 3, 4]
 
 
-class Slow(Exception):
-    """A score whose number or text never comes, and an error whose text never comes."""
+class Slow:
+    """A score whose number never comes."""
 
     def __float__(self) -> float:
         time.sleep(60)
         return 0.0
 
-    __str__ = __float__
 
-
-class SlowText(Slow):
-    def __repr__(self) -> str:
-        time.sleep(60)
-        return ""
-
-
-class Exits:
-    def __float__(self) -> float:
-        sys.exit(0)
-
-
-class Endless(list):
-    def __iter__(self):
-        return itertools.repeat(0.0)
-
-
-def raises_slow(prompts, responses, rows):
-    raise Slow
-
-
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        (lambda p, responses, r: [Slow()] * len(responses), "took more than 0.3 s"),
-        (lambda p, responses, r: [SlowText()] * len(responses), "took more than 0.3 s"),
-        (lambda p, responses, r: map(Slow.__float__, [Slow()] * 5), "took more than 0.3 s"),
-        (raises_slow, "took more than 0.3 s"),
-        (lambda p, responses, r: [Exits()] * len(responses), "not a number"),
-        (lambda *_: Endless([0.0]), "returned 6 scores for 5 samples"),
-        (lambda *_: np.broadcast_to(0.0, (10**10,)), "returned 6 scores for 5 samples"),
-        (lambda *_: torch.zeros(1).expand(10**10), "returned 6 scores for 5 samples"),
-    ],
-    ids=["float", "repr", "iterator", "error", "exit", "list", "array", "tensor"],
-)
-def test_the_limit_holds_for_what_it_returns_and_raises(function, told: str) -> None:
+def test_the_limit_holds_for_what_it_returns() -> None:
     start = time.monotonic()
-    assert told in failure(function, 0.3)
+    assert "took more than 0.3 s" in failure(lambda p, responses, r: [Slow()] * len(responses), 0.3)
     assert time.monotonic() - start < 5
 
 
@@ -307,8 +241,7 @@ SECOND = "sample 1 of 5 (line 1, response '1'): returned "
         (one(np.str_("0.5")), f"{SECOND}np.str_('0.5'), not a number"),
         (one(b"1"), f"{SECOND}b'1', not a number"),
         (one([1.0, 2.0]), f"{SECOND}[1.0, 2.0], not a number"),
-        (one(10**400), f"{SECOND}1{'0' * 39}, too large for float32"),
-        (one(10**5000), f"{SECOND}a value of type int, too large for float32"),
+        (one(10**400), f"{SECOND}an int, too large for float32"),
         (one(1e39), f"{SECOND}1e+39, too large for float32"),
         ([0.0] * 4, "returned 4 scores for 5 samples"),
         (np.zeros(6), "returned 6 scores for 5 samples"),
@@ -319,7 +252,7 @@ SECOND = "sample 1 of 5 (line 1, response '1'): returned "
         (dict.fromkeys(range(5), 1.0), "returned dict, not a list of 5 numbers"),
         (set(range(5)), "returned set, not a list of 5 numbers"),
     ],
-    ids=range(19),
+    ids=range(18),
 )
 def test_what_is_no_list_of_numbers_is_told(returned, told: str) -> None:
     for timeout in (5.0, None):

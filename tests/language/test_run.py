@@ -100,36 +100,17 @@ def test_the_first_gradient_is_that_of_the_policy_gradient(job) -> None:
     "words",
     [
         ["kl=legacy"],
-        pytest.param(["kl=none"], marks=pytest.mark.slow),
-        pytest.param(["kl.placement=loss", "kl.estimator=k1"], marks=pytest.mark.slow),
-        pytest.param(["kl.placement=loss", "kl.estimator=k2"], marks=pytest.mark.slow),
         ["kl.placement=loss", "kl.estimator=k3"],
         ["kl.placement=loss", "kl.estimator=exact", "loss.reduction=sequence"],
         ["kl.placement=split", "kl.estimator=exact", "loss=klpen"],
         ["advantage=gae", "loss=klpen_held", "loss.normalize_advantage=true"],
-        pytest.param(
-            ["advantage=gae", "loss.separate_losses=true", "loss.clip_value=0.2"],
-            marks=pytest.mark.slow,
-        ),
         ["loss=klpen", "loss.kl_old=sampled", "advantage.baseline=leave_one_out"],
-        pytest.param(
-            ["loss=klpen", "loss.beta_rule=forward", "loss.entropy_coeff=0.01"],
-            marks=pytest.mark.slow,
-        ),
         ["loss.target_kl=1e-9", "learner.epochs=3"],
         ["kl.apply=step", "collector.temperature=0.7"],
         ["reference=ema", "controller=adaptive", "controller.unit=token"],
-        pytest.param(
-            ["reference=periodic", "reference.every=1", "controller=dual", "optim=adamw"],
-            marks=pytest.mark.slow,
-        ),
         ["actor.lora.r=2", "reference=adapter_off", "actor.gradient_checkpointing=true"],
         ["actor.dtype=bfloat16", "actor.lora.r=2", "advantage=gae"],
         ["actor.dtype=float64", "advantage=gae", "kl=none"],
-        pytest.param(
-            ["actor.dtype=float64", "controller=schedule", "env.shots=1", "env.longest=4"],
-            marks=pytest.mark.slow,
-        ),
     ],
     ids=" ".join,
 )
@@ -147,10 +128,8 @@ def test_every_kind_of_run_learns_and_keeps_its_books(job, words: list[str]) -> 
         for p, b in zip(experiment.parts.policy.parameters, before, strict=True)
     ]
     assert any(moved)
-    if "kl=none" in words:
-        assert "kl/ref/exact" not in rows[1]
-    elif "reference=periodic" not in words:
-        assert rows[1]["kl/ref/exact"] > 0
+    assert ("kl/ref/exact" in rows[1]) == ("kl=none" not in words)
+    assert rows[1].get("kl/ref/exact", 1.0) > 0
     assert ("loss/kl_ref" in rows[1]) == any("placement" in word for word in words)
     if "loss.target_kl=1e-9" in words:
         assert rows[0]["learner/epochs"] == 1

@@ -61,7 +61,7 @@ class InstructionsConfig(LanguageEnvConfig):
 class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
-    #: JSON lines, a JSON list, parquet or a folder; rows have prompt or messages, and your fields
+    #: JSON lines or a JSON list; by klrl[data] parquet or a folder; rows have prompt or messages
     data: str = MISSING
     split: str = added(field(), "train")  # the split to read, as from files like train-0.parquet
     eval_data: Optional[str] = None  # data for evaluation; null = env.data

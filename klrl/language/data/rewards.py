@@ -27,7 +27,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Any, TypeAlias
 
 import torch
@@ -195,7 +194,7 @@ class Reward:
                 rows = [deepcopy(prompt.row) for prompt in prompts]
                 requested = {name: deepcopy(getattr(extras, name)) for name in names}
                 returned = self._function(contents, list(responses), rows, **requested)
-                scores = _listed(returned, len(responses))
+                scores = _listed(returned)
                 if type(scores) is not list or len(scores) != len(responses):
                     return scores
                 return [math.nan if x is None and self._abstains else _number(x) for x in scores]
@@ -263,38 +262,29 @@ class Reward:
         )
 
 
-def _listed(returned: object, size: int) -> object:
-    """List a function's return value, if it has items; at most ``size`` + 1 unless it is a list.
-
-    An iterator is the user's code, which may hang, raise, or have no end.
-    """
-    if isinstance(returned, Tensor):  # whose iterator makes a tensor of each item at once
-        returned = (returned[: size + 1] if returned.ndim else returned).detach().cpu()
+def _listed(returned: object) -> object:
+    """List a function's return value, if it has items that may be scores."""
+    if isinstance(returned, Tensor):
+        returned = returned.detach().cpu()
     if isinstance(returned, str | bytes | Mapping | Set) or not isinstance(returned, Iterable):
         return returned
     try:
-        items = iter(returned)
-    except TypeError:  # for example a tensor without dimensions
+        return list(returned)
+    except TypeError:  # a tensor without dimensions
         return returned
-    # Of a subclass, __iter__ may have no end.
-    return list(items if type(returned) in (list, tuple) else islice(items, size + 1))
 
 
 def _number(value: Any) -> float | str:
     """Convert a score to float; return a text if float32 cannot hold it."""
     try:
-        shown = f"{value!r:.40}"
-    except FAILURES:  # repr() may be the user's code; it also fails for huge ints
-        shown = f"a value of type {type(value).__name__}"
-    try:
         # float() would parse the text "0.5" too.
-        score = None if isinstance(value, str | bytes | bytearray) else float(value)
-    except OverflowError:
-        return f"{shown}, too large for float32"
-    except FAILURES:  # __float__ may raise anything
+        score = None if isinstance(value, str | bytes) else float(value)
+    except OverflowError:  # of an int
+        return "an int, too large for float32"
+    except (TypeError, ValueError):
         score = None
     if score is None:
-        return f"{shown}, not a number"
+        return f"{value!r:.40}, not a number"
     if not math.isfinite(score):
         return f"{score:g}"
     return score if abs(score) <= LARGEST else f"{score:g}, too large for float32"

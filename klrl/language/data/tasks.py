@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,6 @@ from torch import Tensor
 from klrl.base.errors import ConfigError, RewardError
 from klrl.base.files import expanded
 from klrl.base.seeds import derived_seed
-from klrl.base.text import counted
 from klrl.config import (
     LANGUAGE,
     InstructionsConfig,
@@ -32,7 +31,6 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     Tokenizer,
     encode,
-    tools_of,
     variables_of,
 )
 from klrl.language.data.rewards import Extras, Reward
@@ -158,11 +156,8 @@ class Task:
         """Whether any prompt of ``checked`` is a conversation."""
         return any(not isinstance(p.content, str) for p in self.checked)
 
-    def check(self, tokenizer: Tokenizer, limit: int | None) -> list[str]:
-        """Load reward models; refuse prompts or template arguments that cannot be used.
-
-        Return lines about prompts that the user may have meant differently.
-        """
+    def check(self, tokenizer: Tokenizer, limit: int | None) -> None:
+        """Load reward models; refuse prompts or template arguments that cannot be used."""
         self.reward.prepare(self.chat)
         if self.template and not self.chat:
             raise ConfigError(
@@ -175,17 +170,6 @@ class Task:
             raise ConfigError(
                 f"env.template_kwargs.{name}: the chat template does not use {name}; drop it"
             )
-        return list(self._notes(tokenizer.bos_token, used))
-
-    def _notes(self, bos: str | None, used: Set[str]) -> Iterator[str]:
-        """Yield a line if text was rendered before, or if the template ignores tools."""
-        chats = [prompt for prompt in self.checked if not isinstance(prompt.content, str)]
-        begun = sum(str(prompt.content).startswith(bos) for prompt in self.checked) if bos else 0
-        tools = sum("tools" in tools_of(prompt.row) for prompt in chats if "tools" not in used)
-        if begun:
-            yield f"env.data: {counted(begun, 'prompt')} with {bos} in front get no second one"
-        if tools:
-            yield f"env.data: {counted(tools, 'row')} with tools, which the chat template ignores"
 
 
 def make_task(config: LanguageEnvConfig, seed: int) -> Task:

@@ -174,7 +174,7 @@ def load_causal_lm(
     if lora is not None:
         network = add_lora(network, lora)
     if gradient_checkpointing:
-        _checkpoint_activations(network, config.model_type, setting)
+        _checkpoint_activations(network, setting)
     placed: nn.Module = nn.Module.to(network, device).train(gradient_checkpointing)
     return CausalLM(placed, tokenizer, context_of(config), eos)
 
@@ -188,14 +188,9 @@ def _check_vocabulary(network: PreTrainedModel, tokenizer: Tokenizer, setting: s
         )
 
 
-def _checkpoint_activations(network: PreTrainedModel, kind: str, setting: str) -> None:
+def _checkpoint_activations(network: PreTrainedModel, setting: str) -> None:
     """Enable activation checkpointing; refuse a model that does not support it."""
     asked = "actor.gradient_checkpointing=true"
-    if kind == "phimoe":
-        raise ConfigError(
-            f"{asked}: checkpointing needs training mode, in which phimoe draws its experts at "
-            "random; set it to false"
-        )
     try:
         unwrapped(network).activation_checkpointing_enable({"use_reentrant": False})
     except ValueError as error:

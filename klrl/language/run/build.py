@@ -90,14 +90,14 @@ def kl(config: LanguageConfig, policy: Policy, reference: Reference | None) -> R
     return kl
 
 
-def prompts(config: LanguageConfig, task: Task, policy: Policy) -> tuple[PromptStream, list[str]]:
-    """Return the stream of training prompts, all of them checked, and lines about them."""
+def prompts(config: LanguageConfig, task: Task, policy: Policy) -> PromptStream:
+    """Return the stream of training prompts, after a check of all prompts of a file."""
     tokenizer = policy.causal.tokenizer
     limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
-    notes = task.check(tokenizer, limit)
+    task.check(tokenizer, limit)
     if config.collector.imitates:
         answer_ids(task.checked, policy, config)
-    return task.stream(tokenizer, limit), [*task.notes, *notes]
+    return task.stream(tokenizer, limit)
 
 
 def layouts(

@@ -55,7 +55,7 @@ class LanguageParts(Parts):
         self.reference = build.reference(config, self.policy, rule, described)
         if self.reference is not None:
             self.policy = within_contexts(self.policy, self.reference.module)
-        self.prompts, notes = build.prompts(config, self.task, self.policy)
+        self.prompts = build.prompts(config, self.task, self.policy)
         if n := self.task.evaluations:
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.kl(config, self.policy, self.reference)
@@ -64,7 +64,7 @@ class LanguageParts(Parts):
             *(config, self.task, self.policy, self.reference, self.sampler, _say), fresh=fresh
         )
         self.estimate_advantage, zero = build.advantage(config, self.policy, self.kl)
-        self.preflight = [*notes, *lines, *zero]
+        self.preflight = [*self.task.notes, *lines, *zero]
         self.learner = build.learner(config, self.policy, self.layout, self.reference, self.kl)
 
     # ------------------------------------------------------------------------------ the steps

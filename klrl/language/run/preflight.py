@@ -12,7 +12,6 @@ from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
 from klrl.domains import LANGUAGE
 from klrl.kl.estimators import masked_mean
-from klrl.kl.from_logits import tempered_log_softmax
 from klrl.kl.reference import NO_ADAPTERS, THE_POLICY
 from klrl.language.data.batch import LOG_PROBS, response_mask, response_part
 from klrl.language.data.prompts import PromptBatch
@@ -22,8 +21,6 @@ from klrl.language.model.causal_lm import (
     in_low_precision,
     model_device,
     model_dtype,
-    unwrapped,
-    weight_of,
 )
 from klrl.language.model.plain import AGREEMENT, error_and_bound, max_difference
 from klrl.language.model.vocabulary import NextTokens, exact_token_kl, response_log_probs
@@ -107,13 +104,6 @@ def _checks(
     if floor > SHOWN_FLOOR:
         words = f"{floor:.2g} nats/token from rounding alone; a smaller KL cannot be told from it"
         yield f"KL(policy||policy), sampled and scored: {words}"
-    rows = len(weight_of(unwrapped(policy.model).get_input_embeddings()))
-    empty = sorted(set(range(rows)) - set(policy.causal.tokenizer.get_vocab().values()))
-    if empty:
-        first = tempered_log_softmax(kept.head(kept.states[:, 0]), temperature)
-        share = float(first[:, empty].exp().sum(-1).mean())
-        words = f"probability that the first token is one of them: {share:.2g}"
-        yield f"{len(empty):,} of {rows:,} vocabulary ids have no token, so no text; {words}"
     measured = scored if in_low_precision(policy.model) else kept
     if reference is not None:
         states = reference.states(batch, of_reference, PROMPTS)
