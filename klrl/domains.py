@@ -69,7 +69,7 @@ CONTROL = Domain(
     digits=5,
     plays=100,
     functions={
-        "preflight": "klrl.control.run.preflight:check_job",
+        "preflight": "klrl.control.run.job_checks:check_job",
         "parts": "klrl.control.run.parts:ControlParts",
         "load": "klrl.control.run.load:trained_actor",
         "on_task": "klrl.control.run.load:control_on_task",

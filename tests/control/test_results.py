@@ -11,7 +11,7 @@ from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.observation import Packed, layout_of
-from klrl.control.run.preflight import _check_a_step
+from klrl.control.run.job_checks import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)
 

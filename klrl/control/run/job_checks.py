@@ -1,4 +1,4 @@
-"""Check a control job's environment, and other runs that the job reads. Imports no torch."""
+"""Checks the settings of a control job by its environment and the runs it reads. No torch."""
 
 from __future__ import annotations
 
