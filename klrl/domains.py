@@ -70,7 +70,7 @@ CONTROL = Domain(
     digits=5,
     plays=100,
     functions={
-        "job_checks": "klrl.control.run.preflight:check_job",
+        "job_checks": "klrl.control.run.job_checks:check_job",
         "parts": "klrl.control.run.parts:ControlParts",
         "load": "klrl.control.run.load:trained_actor",
         "on_task": "klrl.control.run.load:control_on_task",

@@ -21,7 +21,7 @@ from klrl.config.given import Given
 from klrl.config.nodes import notes_of
 from klrl.config.overrides import parse
 from klrl.config.rules.unread import check_all_read
-from klrl.control.run.preflight import check_env
+from klrl.control.run.job_checks import check_env
 from klrl.runs.resume import stored_config
 from tests.runs.commands import child
 

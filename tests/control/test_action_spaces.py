@@ -15,7 +15,7 @@ from klrl.base.errors import ConfigError
 from klrl.control.env.contract import require_supported
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.policy.distributions import EXCLUDED, Bernoulli, MultiCategorical
-from klrl.control.run.preflight import check_job
+from klrl.control.run.job_checks import check_job
 from klrl.kl import KLConstrainedTransform, KLRewardTransform
 from tests.agents import agent_of, apart
 from tests.control.toys import ACTIONS
@@ -185,6 +185,6 @@ def test_a_js_over_too_many_joint_actions_is_refused(monkeypatch) -> None:
     )
     check_job(config, frozenset(), resumed=False)
     assert math.prod(COUNTS) == 24
-    monkeypatch.setattr("klrl.control.run.preflight.MOST_JOINT", 23)
+    monkeypatch.setattr("klrl.control.run.job_checks.MOST_JOINT", 23)
     with pytest.raises(ConfigError, match="has 24 joint actions"):
         check_job(config, frozenset(), resumed=False)

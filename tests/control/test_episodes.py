@@ -35,9 +35,9 @@ def played(env: VectorGymEnv, steps: int, seed: int = 7) -> list[bytes]:
     torch.manual_seed(seed)
     told = []
     for _ in range(steps):
-        answers = env.step_native(env.action_spec.rand().numpy())
-        told += [answer.tobytes() for answer in answers]
-        ended = answers[2] | answers[3]
+        results = env.step_native(env.action_spec.rand().numpy())
+        told += [result.tobytes() for result in results]
+        ended = results[2] | results[3]
         if ended.any():
             told.append(env.reset_native(ended).tobytes())
     return told
@@ -90,8 +90,8 @@ def test_each_episode_of_a_copy_has_another_seed_and_none_of_another_copys() -> 
 
 
 @pytest.mark.parametrize("other", [{"seen": 1e-9}, {"paid": 1e-9}, {"ends": 60}])
-def test_an_answer_that_differs_is_found(other: dict[str, float]) -> None:
-    """One that no later answer tells: of what was seen, of what was paid, of an end."""
+def test_a_result_that_differs_is_found(other: dict[str, float]) -> None:
+    """One that no later result tells: of what was seen, of what was paid, of an end."""
 
     class Once(Drifting):
         def step(self, action: int) -> Any:

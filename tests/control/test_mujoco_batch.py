@@ -42,7 +42,7 @@ CASES += [
 
 
 def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tuple[int, int]:
-    """Compare every answer of a batch with Gymnasium's; how many episodes ended, of each kind."""
+    """Compare every result of a batch with Gymnasium's; how many episodes ended, of each kind."""
     env = VectorGymEnv(env_id, copies, kwargs=kwargs, seed=5)
     assert env.stepped == f"{copies} copies in one MuJoCo batch"
     own = [gymnasium.make(env_id, **kwargs) for _ in range(copies)]
@@ -60,14 +60,14 @@ def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tup
     for step in range(steps):
         scale = 0.3 if step // 40 % 2 else 1.2  # small, and also outside the bounds
         actions = (scale * rng.uniform(space.low, space.high, (copies, *space.shape))).astype("f4")
-        answers = env.step_native(actions)
+        results = env.step_native(actions)
         for i in range(copies):
             given = np.clip(actions[i], space.low, space.high)
             observation, *rest = own[i].step(given)[:4]
-            assert answers[0][i].tobytes() == observation.tobytes(), (step, i)
-            assert [answer[i] for answer in answers[1:]] == rest, (step, i)
-        counts += [int(answers[2].sum()), int(answers[3].sum())]
-        ended = answers[2] | answers[3]
+            assert results[0][i].tobytes() == observation.tobytes(), (step, i)
+            assert [result[i] for result in results[1:]] == rest, (step, i)
+        counts += [int(results[2].sum()), int(results[3].sum())]
+        ended = results[2] | results[3]
         if ended.any():
             seen = env.reset_native(ended)
             for i in np.flatnonzero(ended):
@@ -76,7 +76,7 @@ def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tup
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), CASES)
-def test_each_answer_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
+def test_each_result_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
     terminated, truncated = compare(env_id, kwargs, 3, 80)
     falls = env_id not in NEVER_FALL and kwargs.get("terminate_when_unhealthy", True)
     assert (terminated > 0) == falls
@@ -99,9 +99,9 @@ def test_copies_that_wait_are_left_alone(env_id: str) -> None:
         actions = rng.uniform(-1, 1, (3, *pair[0].action_spec.shape[1:])).astype("f4")
         mask = rng.random(3) < 0.6
         mask[rng.integers(3)] = True
-        answers = [env.step_native(actions, mask) for env in pair]
-        assert [x.tobytes() for x in answers[0]] == [x.tobytes() for x in answers[1]]
-        if (ended := mask & answers[0][2]).any():
+        results = [env.step_native(actions, mask) for env in pair]
+        assert [x.tobytes() for x in results[0]] == [x.tobytes() for x in results[1]]
+        if (ended := mask & results[0][2]).any():
             assert pair[0].reset_native(ended).tobytes() == pair[1].reset_native(ended).tobytes()
 
 
@@ -112,14 +112,14 @@ def test_a_simulation_that_diverges_is_gymnasiums_too() -> None:
         env.reset_native()
     for value in (np.nan, 1.0, np.nan, 0.2):
         actions = np.full((3, 6), value, "f4")
-        answers = [[x.tobytes() for x in env.step_native(actions)] for env in pair]
-        assert answers[0] == answers[1]
+        results = [[x.tobytes() for x in env.step_native(actions)] for env in pair]
+        assert results[0] == results[1]
 
 
 def test_threads_change_nothing() -> None:
     torch.set_num_threads(2)
     try:
-        assert compare("Walker2d-v5", {}, 5, 40)[0] > 0, "some fell, and all answers are equal"
+        assert compare("Walker2d-v5", {}, 5, 40)[0] > 0, "some fell, and all results are equal"
     finally:
         torch.set_num_threads(1)
 

@@ -18,7 +18,7 @@ from klrl.control.env.observation import layout_of
 from klrl.control.policy.actor import make_agent
 from klrl.control.policy.encoders import images_of
 from klrl.control.policy.networks import Agent
-from klrl.control.run.preflight import check_env
+from klrl.control.run.job_checks import check_env
 from klrl.control.run.rollout import VectorRollout
 from klrl.control.run.step import Columns
 from klrl.kl import KLConstrainedTransform, KLRewardTransform

@@ -1,4 +1,4 @@
-"""``klrl record``: what it writes is what Gymnasium answers; a stopped one leaves nothing."""
+"""``klrl record``: what it writes is what Gymnasium returns; a stopped one leaves nothing."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def test_a_recording_that_is_stopped_leaves_nothing(monkeypatch, capsys) -> None
 
 
 @pytest.mark.parametrize("sampled", [False, True])
-def test_recorded_frames_are_what_gymnasium_answers(sampled, capsys) -> None:
+def test_recorded_frames_are_what_gymnasium_returns(sampled, capsys) -> None:
     small = ("env.num_envs=2", "frames=256", "collector.steps=64", "actor.hidden=[8]")
     klrl.run(
         "env=cartpole", *small, "learner.epochs=1", "eval.every=0", "logger=none", folder="run"

@@ -11,13 +11,13 @@ from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.observation import Packed, layout_of
-from klrl.control.run.preflight import _check_a_step
+from klrl.control.run.job_checks import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)
 
 
 class Faulty(gymnasium.Env):
-    """The second copy answers its third step with something else, or does something else."""
+    """The second copy returns something else from its third step, or does something else."""
 
     observation_space = spaces.Box(-1, 1, (3,), np.float32)
     action_space = spaces.Box(-1, 1, (1,), np.float32)
@@ -34,13 +34,13 @@ class Faulty(gymnasium.Env):
     def step(self, action):
         self.steps += 1
         seen = np.zeros(self.observation_space.shape, np.float32)
-        answer = {"obs": seen, "reward": 0.5, "terminated": False}
-        answer["truncated"] = self.steps == 100
+        result = {"obs": seen, "reward": 0.5, "terminated": False}
+        result["truncated"] = self.steps == 100
         if self.copy == 1 and self.steps == 3:
             if self.act:
                 self.act()
-            answer |= self.faults
-        return (*(answer[key] for key in ("obs", "reward", "terminated", "truncated")), {})
+            result |= self.faults
+        return (*(result[key] for key in ("obs", "reward", "terminated", "truncated")), {})
 
 
 def made(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
@@ -73,7 +73,7 @@ def play(*how, **more) -> VectorGymEnv:
     ],
     ids=str,
 )
-def test_an_answer_that_is_none_is_refused_with_copy_and_step(faults, named) -> None:
+def test_a_wrong_result_is_refused_with_copy_and_step(faults, named) -> None:
     with pytest.raises(
         EnvError, match=rf"env.id=klrl-test/Faulty-v0: step 3 of copy 1: {named}"
     ) as refused:
@@ -109,10 +109,10 @@ def test_other_spellings_of_the_same_are_taken() -> None:
 
 def test_what_it_raises_is_told_with_its_place() -> None:
     def broken() -> None:
-        raise KeyError("answer")
+        raise KeyError("seen")
 
     with pytest.raises(
-        EnvError, match=r"step 3 of copy 1: raised KeyError: 'answer' \(test_results.py, line \d+\)"
+        EnvError, match=r"step 3 of copy 1: raised KeyError: 'seen' \(test_results.py, line \d+\)"
     ):
         play(act=broken)
 
@@ -155,13 +155,13 @@ def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) 
 
 
 @pytest.mark.parametrize("number", [0.7, 300, np.nan])
-@pytest.mark.parametrize(("answer", "when"), [("reset", "reset 0 of"), ("obs", "step 3 of")])
+@pytest.mark.parametrize(("result", "when"), [("reset", "reset 0 of"), ("obs", "step 3 of")])
 @pytest.mark.parametrize("shape", [(3,), (5, 4, 3)])
 def test_a_number_that_a_cast_would_change_is_refused_at_every_step(
-    shape: tuple[int, ...], answer: str, when: str, number: float, monkeypatch
+    shape: tuple[int, ...], result: str, when: str, number: float, monkeypatch
 ) -> None:
     """A cast to uint8 makes 0.7 to 0, and 300 to 44."""
     monkeypatch.setattr(Faulty, "observation_space", spaces.Box(0, 255, shape, np.uint8))
     said = f"{when} copy .: observation has {number:g}, which its space's uint8 cannot hold"
     with pytest.raises(EnvError, match=said):
-        play({answer: np.full(shape, number)})
+        play({result: np.full(shape, number)})

@@ -47,8 +47,8 @@ class CartPole(EnvBase):
         return TensorDict({"observation": torch.tensor(self.env.reset(seed=seed)[0])})
 
     def _step(self, tensordict: TensorDict) -> TensorDict:
-        answer = self.env.step(int(tensordict["action"].long().argmax()))
-        observation, reward, terminated, truncated, _ = answer
+        result = self.env.step(int(tensordict["action"].long().argmax()))
+        observation, reward, terminated, truncated, _ = result
         step = {
             "observation": torch.tensor(observation),
             "reward": torch.tensor([float(reward)]),
@@ -75,7 +75,7 @@ class Dice(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         torch.manual_seed(seed or 0)
 
-    def _answer(self) -> dict:
+    def _result(self) -> dict:
         eyes = torch.randint(6, ())
         self.total += float(eyes)
         high = torch.tensor([eyes > 2, eyes > 4]).to(torch.int8)
@@ -83,19 +83,19 @@ class Dice(EnvBase):
 
     def _reset(self, tensordict: TensorDict | None = None, **_: object) -> TensorDict:
         self.total = 0.0
-        return TensorDict(self._answer())
+        return TensorDict(self._result())
 
     def _step(self, tensordict: TensorDict) -> TensorDict:
-        self.given, answer = tensordict["action"], self._answer()
-        reward, end = answer["eyes"].float()[None], torch.tensor([self.total > 30])
-        return TensorDict({**answer, "reward": reward, "done": end, "terminated": end})
+        self.given, result = tensordict["action"], self._result()
+        reward, end = result["eyes"].float()[None], torch.tensor([self.total > 30])
+        return TensorDict({**result, "reward": reward, "done": end, "terminated": end})
 
 
 def copies(make, count: int = 2, **how) -> VectorGymEnv:
     return VectorGymEnv("own", count, make=lambda: TorchRLEnv("env.target=own", make()), **how)
 
 
-def test_its_copies_answer_as_gymnasiums_own() -> None:
+def test_its_copies_return_what_gymnasiums_own_do() -> None:
     """Observations, rewards, ends, over several episodes: to the bit."""
     own, real = copies(CartPole, seed=7), VectorGymEnv("CartPole-v1", 2, seed=7)
     assert str(own.action_spec) == str(real.action_spec)
@@ -171,7 +171,7 @@ def test_an_action_of_its_space_is_one_of_its_spec(spec, space, action, given) -
     assert spec.is_in(base.given)
 
 
-def test_its_observation_spec_is_a_space_of_its_answers() -> None:
+def test_its_observation_spec_is_a_space_of_its_results() -> None:
     env = TorchRLEnv("env", Dice())
     assert env.observation_space == spaces.Dict(
         eyes=spaces.Discrete(6),
@@ -260,7 +260,7 @@ def test_specs_that_are_not_served_are_named(fault: str) -> None:
         ),
     ],
 )
-def test_answers_that_do_not_fit_the_specs_are_named(base: EnvBase, said: str, capfd) -> None:
+def test_results_that_do_not_fit_the_specs_are_named(base: EnvBase, said: str, capfd) -> None:
     if not said:
         TorchRLEnv("env", base).require_specs()
     else:

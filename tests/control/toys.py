@@ -184,7 +184,7 @@ class Masked(gymnasium.Env):
             else spaces.Dict(observation=plain, action_mask=spaces.MultiBinary(size))
         )
 
-    def _answer(self) -> tuple[Any, dict[str, Any]]:
+    def _result(self) -> tuple[Any, dict[str, Any]]:
         halves = 2 if self._where == "several" else 1
         self._mask = np.zeros((halves, 6), np.int8)
         for row in self._mask:
@@ -201,7 +201,7 @@ class Masked(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self._step = 0
-        return self._answer()
+        return self._result()
 
     def step(self, action):
         actions = np.atleast_1d(action)
@@ -209,7 +209,7 @@ class Masked(gymnasium.Env):
         assert allowed or not self._strict, action
         reward = float(actions.mean()) if allowed else -1.0
         self._step += 1
-        observation, info = self._answer()
+        observation, info = self._result()
         return observation, reward, self._step == self.steps or not allowed, False, info
 
 

@@ -138,9 +138,9 @@ class VectorGymEnv(EnvBase):
         self._set_specs()
         space = self._envs[0].observation_space
         kept = [("seen", space.dtype, space.shape), ("reward", "f8"), ("ends", bool, 2)]
-        self._answers = np.zeros(num_envs, np.dtype(kept, align=True))
-        self._observations, self._rewards = self._answers["seen"], self._answers["reward"]
-        self._ends = self._answers["ends"][:, 0], self._answers["ends"][:, 1]
+        self._results = np.zeros(num_envs, np.dtype(kept, align=True))
+        self._observations, self._rewards = self._results["seen"], self._results["reward"]
+        self._ends = self._results["ends"][:, 0], self._results["ends"][:, 1]
         self._step_timeout = step_timeout
         # The copy being stepped or reset, and the number of steps so far, for error messages.
         self._place = SimpleNamespace(copy=0, step=0)
@@ -340,7 +340,7 @@ class VectorGymEnv(EnvBase):
             draw = self.layout.allowed_action if self.layout and masked else any_action
             if why := why_unrepeatable(self._make, self._step_timeout, say, draw):
                 return why
-            self._episodes = Episodes(self._answers)
+            self._episodes = Episodes(self._results)
         return ""
 
     def episodes(self) -> dict[str, object] | None:
@@ -357,7 +357,7 @@ class VectorGymEnv(EnvBase):
             EnvError: a copy gives different results than in the recorded episode.
         """
         self._seed, self._begun = state["seed"], list(state["numbers"])
-        self._episodes = Episodes(self._answers)
+        self._episodes = Episodes(self._results)
         for copies, actions in replayed(state):
             if actions is None:
                 self.reset_native(copies)

@@ -42,11 +42,11 @@ class Episodes:
     """The running episodes of N copies that are stepped together.
 
     Args:
-        answers: structured array [N]: the last observation, reward and end flags of each copy.
+        results: structured array [N]: the last observation, reward and end flags of each copy.
     """
 
-    def __init__(self, answers: np.ndarray) -> None:
-        rows = answers.view(np.uint8).reshape(len(answers), -1)
+    def __init__(self, results: np.ndarray) -> None:
+        rows = results.view(np.uint8).reshape(len(results), -1)
         self.rows = [row.data for row in rows]
         #: For each copy, a checksum of all observations, rewards and flags of its episode.
         self.digests = [0] * len(rows)
@@ -151,8 +151,8 @@ def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shi
             seen = _reset(played, 0, call) if ended else seen
             shown += [[]] * ended
             shown[-1].append(np.array(seen))
-            seen, answer = _step(played, draw(seen, space, rng), call)
-            ended = any(answer[2:])
+            seen, result = _step(played, draw(seen, space, rng), call)
+            ended = any(result[2:])
         shown.append([np.array(_reset(played, seed, call)) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
             seen = _reset(played, seed, call)
@@ -160,10 +160,10 @@ def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shi
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
                 action = draw(seen, space, rng)
-                seen, answer = _step(played, action, call)
-                if answer != _step(fresh, action, call)[1]:
+                seen, result = _step(played, action, call)
+                if result != _step(fresh, action, call)[1]:
                     return f"two copies with the same seed and actions differ in step {step}"
-                if any(answer[2:]):
+                if any(result[2:]):
                     break
         return ""
 

@@ -61,7 +61,7 @@ def batch_of(
 def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) -> str:
     """Describe where the batch's steps first differ from those of ``own``; empty if they do not."""
     count, space = batch.count, env.action_space
-    answers = np.zeros((count, *env.observation_space.shape)), *np.zeros((3, count))
+    results = np.zeros((count, *env.observation_space.shape)), *np.zeros((3, count))
     mask, seeds = np.arange(count) < len(own), iter(range(len(own) * (_STEPS + 1)))
     space.seed(0)
     ended = [True] * len(own)
@@ -73,11 +73,11 @@ def _difference(batch: MujocoBatch, env: gymnasium.Env, own: Sequence[gymnasium.
                 env.reset(seed=seed)
                 batch.begin(i)
         actions = np.resize([space.sample() for _ in own], (count, *space.shape))
-        batch.step(actions, mask, answers)
+        batch.step(actions, mask, results)
         for i, each in enumerate(own):
             expected = each.step(actions[i])[:4]
             ended[i] = expected[2] or expected[3]
-            for mine, theirs in zip(answers, expected, strict=True):
+            for mine, theirs in zip(results, expected, strict=True):
                 if mine[i].tobytes() != np.asarray(theirs, mine.dtype).tobytes():
                     return f"a batch differs from Gymnasium in step {step}"
     return ""
@@ -111,24 +111,24 @@ class MujocoBatch:
         mujoco.mj_getState(self._task.model, self._task.data, row, everything)
         self._steps[copy] = 0
 
-    def step(self, actions: Array, mask: Array | None, answers: Sequence[Array]) -> None:
+    def step(self, actions: Array, mask: Array | None, results: Sequence[Array]) -> None:
         """Step all copies, or those in ``mask`` [N], with actions [N, A].
 
-        Overwrites ``answers``: observation [N, D], reward, terminated, truncated [N].
+        Overwrites ``results``: observation [N, D], reward, terminated, truncated [N].
         """
         stepped = slice(None) if mask is None else mask
         before = self._qpos[:, 0].copy()
         self._ctrl[:] = actions
         self._batch.step(mask, nstep=self._task.frame_skip)
         self._steps[stepped] += 1
-        observations, *others = answers
+        observations, *others = results
         end = 0
         for part in self._observed():
             start, end = end, end + part.shape[1]
             observations[stepped, start:end] = part[stepped]
-        results = *self._reward_and_end(before, actions), self._steps >= self._limit
-        for answer, result in zip(others, results, strict=True):
-            answer[stepped] = result[stepped]
+        found = *self._reward_and_end(before, actions), self._steps >= self._limit
+        for result, value in zip(others, found, strict=True):
+            result[stepped] = value[stepped]
 
     def _observed(self) -> Sequence[Array]:
         """Return the parts [N, ...] of the observation."""

@@ -179,7 +179,7 @@ def _space(what: str, spec: TensorSpec) -> gymnasium.Space:
 _LEAVE_OUT = "leave it out, with torchrl.envs.ExcludeTransform, or wrap the environment"
 
 
-# ---------------------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------------------- results
 
 
 def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:

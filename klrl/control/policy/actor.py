@@ -152,7 +152,7 @@ def normal_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: bool) ->
 def tanh_normal_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=tanh_normal``; arguments as in :func:`make_agent`."""
     spec = env.action_spec_unbatched
-    assert isinstance(spec, Bounded)  # preflight checks this
+    assert isinstance(spec, Bounded)  # job_checks.py checks this
     family = TanhNormalFamily(spec.space.low, spec.space.high)
     return _agent(config, env, family, spec.shape[-1], config.init_std, **how)
 
@@ -160,7 +160,7 @@ def tanh_normal_agent(config: GaussianActorConfig, env: VectorGymEnv, **how: boo
 def categorical_agent(config: ActorConfig, env: VectorGymEnv, **how: bool) -> Agent:
     """``actor=categorical``: one categorical or a product; arguments as in :func:`make_agent`."""
     logits = _logits_of(env.action_spec_unbatched)
-    assert logits is not None  # preflight checks this
+    assert logits is not None  # job_checks.py checks this
     family, outputs = logits
     return _agent(config, env, family, outputs, None, **how)
 

@@ -1,6 +1,6 @@
 """Build the parts of a control run, a function for each; ``ControlParts`` calls them in order.
 
-The order matters: each function may draw from the global generators, which :func:`make_task` seeds,
+The order matters: each function may draw from the global generators, which :func:`task` seeds,
 and pi_ref copies the weights and the observation statistics that the policy has by then.
 """
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from klrl.control.run.demonstrations import Demonstrations
 
 
-def make_task(config: Config) -> VectorGymEnv:
+def task(config: Config) -> VectorGymEnv:
     """Seed the global generators, and make the copies of the environment."""
     seed_generators(derived_seed(config.seed, "torch"))
     return make_copies(config.env, seed=0, num_envs=1 if config.collector.imitates else None)
 
 
-def make_policy(config: Config, task: VectorGymEnv, *, fresh: bool) -> Agent:
+def policy(config: Config, task: VectorGymEnv, *, fresh: bool) -> Agent:
     """Make policy and critic; a fresh run loads the weights of ``actor.init``."""
     policy = make_agent(
         config.actor,
@@ -53,7 +53,7 @@ def make_policy(config: Config, task: VectorGymEnv, *, fresh: bool) -> Agent:
     return policy
 
 
-def make_data(
+def data(
     config: Config, task: VectorGymEnv, policy: Agent, *, fresh: bool
 ) -> Demonstrations | None:
     """Read the demonstrations; the normaliser of a new policy gets their statistics."""
@@ -66,7 +66,7 @@ def make_data(
     return data
 
 
-def make_reference(
+def reference(
     config: Config,
     task: VectorGymEnv,
     policy: Agent,
@@ -85,7 +85,7 @@ def make_reference(
     return FrozenReference.start(rule, policy.actor, load_other)
 
 
-def make_kl(
+def kl(
     config: Config, policy: Agent, reference: FrozenReference | None, device: torch.device
 ) -> ReferenceKL | None:
     """Make the penalty, and move pi_ref to the policy's device; None for ``kl=none``."""
@@ -102,7 +102,7 @@ def preflight(
     return [*preflight_checks(policy, reference), *range_notes(config.actor, policy, task)]
 
 
-def make_advantage(
+def advantage(
     config: Config, policy: Agent
 ) -> tuple[
     Callable[[TensorDictBase], TensorDictBase], RewardNormalizer | None, dict[str, Component]
@@ -119,7 +119,7 @@ def make_advantage(
     return estimate, normalizer, saved
 
 
-def make_learner(config: Config, policy: Agent, kl: ReferenceKL | None, mode: str) -> Learner:
+def learner(config: Config, policy: Agent, kl: ReferenceKL | None, mode: str) -> Learner:
     """Make the learner; ``mode``: that of ``learner.compile``."""
     steps = ControlSteps(config, policy, kl, mode)
     learner: Learner = factory("learner", config.learner, config.domain)(config, steps)

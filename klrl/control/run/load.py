@@ -30,7 +30,7 @@ from klrl.control.env.copies import VectorGymEnv, make_copies
 from klrl.control.policy.actor import make_agent
 from klrl.control.policy.networks import Agent
 from klrl.control.policy.own import own_reference
-from klrl.control.run.preflight import check_env, control_config, make_checked, policy_kind
+from klrl.control.run.job_checks import check_env, control_config, make_checked, policy_kind
 from klrl.kl.reference import Loaded
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run

@@ -32,26 +32,26 @@ class ControlParts(Parts):
         super().__init__(config, device_of(config.device))
         self.config, fresh, before = config, before is None, before or {}
         self._episodes = RunningEpisodes()
-        self.task = build.make_task(config)
+        self.task = build.task(config)
         self.longest_episode = self.task.longest_episode
-        self.agent = build.make_policy(config, self.task, fresh=fresh)
-        self.data = build.make_data(config, self.task, self.agent, fresh=fresh)
-        self.reference = build.make_reference(
+        self.agent = build.policy(config, self.task, fresh=fresh)
+        self.data = build.data(config, self.task, self.agent, fresh=fresh)
+        self.reference = build.reference(
             config, self.task, self.agent, self.reference_rule, before.get("reference")
         )
         self.agent.to(self.device)
-        self.kl = build.make_kl(config, self.agent, self.reference, self.device)
+        self.kl = build.kl(config, self.agent, self.reference, self.device)
         self.preflight = [
             *self.task.notes,
             *(() if self.data is None else (self.data.note,)),
             *(build.preflight(config, self.task, self.agent, self.reference) if fresh else ()),
             *build.mixed_note(config, self.device),
         ]
-        advantage = build.make_advantage(config, self.agent)
+        advantage = build.advantage(config, self.agent)
         self.estimate_advantage, self._reward_normalizer, self._saved = advantage
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = before.get("compile") or config.learner.compile
-        self.learner = build.make_learner(config, self.agent, self.kl, mode)
+        self.learner = build.learner(config, self.agent, self.kl, mode)
 
     # ------------------------------------------------------------------------------ the steps
 

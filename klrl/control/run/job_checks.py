@@ -1,4 +1,4 @@
-"""Check a control job's environment, and other runs that the job reads. Imports no torch."""
+"""Checks the settings of a control job by its environment and the runs it reads. No torch."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         limit = None if env.step_timeout is None else calls * env.step_timeout
         reset, after = within(limit, step)
         if isinstance(env, CustomEnvConfig):
-            _check_answers(copy.observation_space, reset, after)
+            _check_results(copy.observation_space, reset, after)
         space = copy.observation_space
         if layout is None and isinstance(space, spaces.Box):
             require_observation(reset[0], space.shape, dtype=space.dtype)
@@ -220,7 +220,7 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         ) from error
 
 
-def _check_answers(space: Space, reset: object, step: object) -> None:
+def _check_results(space: Space, reset: object, step: object) -> None:
     """Require that the results of a custom environment fit its spaces."""
     if not (isinstance(reset, tuple) and len(reset) == 2):
         raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
