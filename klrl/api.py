@@ -14,7 +14,6 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeGuard, Unpack, cast
 
@@ -23,8 +22,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError, first_line
-from klrl.config import GROUPS, JobConfig
-from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
+from klrl.config import JobConfig
+from klrl.config.checks import check_config, check_device_name, checked, to_config
 from klrl.config.compose import job_config
 from klrl.config.given import Given
 from klrl.config.overrides import flags, read
@@ -271,13 +270,12 @@ def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
 
 def _typed(settings: Mapping[str, object]) -> JobConfig:
     """Convert a config that Hydra composed or a run stored to a checked job."""
+    if not isinstance(settings, DictConfig):
+        return checked(settings)
+    if not OmegaConf.is_struct(settings):  # stored, so its interpolations may be anyone's
+        return checked(cast("dict[str, object]", OmegaConf.to_container(settings)))
     try:
-        cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
-        if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
-            plain = cast("dict[str, object]", OmegaConf.to_container(cfg))
-            check_plain("config", plain)
-            cfg = typed(plain)
-        return to_config(cfg)
+        return to_config(settings)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
 

@@ -119,7 +119,7 @@ def test_a_stored_config_is_run_again(run: klrl.Run) -> None:
     with pytest.raises(ConfigError, match=r"folder=again: already has a run"):
         klrl.run(OmegaConf.load(stored), folder="again")
     part = {"env": {"name": "gym", "id": "Pendulum-v1"}}
-    with pytest.raises(ConfigError, match=r"actor: its stored settings name no choice"):
+    with pytest.raises(ConfigError, match="actor: nothing is chosen"):
         klrl.run(part)
 
 
@@ -132,7 +132,7 @@ def test_settings_are_composed_changed_and_run() -> None:
     assert run.rows[-1]["kl/ref/coef"] == 0.7
     assert run.config == config
     config.kl.coef = -0.7
-    with pytest.raises(ConfigError, match=r"kl.coef=-0.7: out of range"):
+    with pytest.raises(ConfigError, match=r"kl.coef=-0.7: give a number >= 0"):
         klrl.run(config)
     assert len(list(Path("outputs").iterdir())) == 1, "nothing was written"
 
@@ -209,11 +209,7 @@ def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
 @pytest.mark.parametrize(
     ("group", "key", "value", "said"),
     [
-        ("env", "num_envs", "x", "env.num_envs: Value 'x' of type 'str' could not be converted"),
-        ("env", "num_envs", 4.5, "env.num_envs: Value '4.5'"),
-        ("env", "kwargs", None, "env.kwargs: "),
-        ("actor", "hidden", 64, "actor.hidden: "),
-        ("kl", "coef", None, "kl.coef: "),
+        ("env", "num_envs", 4.5, "env.num_envs=4.5: give a whole number"),
         (None, "seed", None, "seed=None: "),
         (None, "device", 3, "device=3: choose auto"),
         (None, "kl", "legacy", "kl='legacy': give an instance of one of"),

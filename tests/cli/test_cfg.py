@@ -127,7 +127,7 @@ def test_the_users_own_choice_is_shown(capsys) -> None:
     )
     words = ("--config-dir", "mine", "env=mine", "--cfg", "job")
     text = printed(capsys, *words)
-    assert line_of(text, "coef").startswith("coef: 3.0  # penalty per nat")
+    assert line_of(text, "coef").startswith("coef: 3  # penalty per nat")
     assert line_of(text, "seed").startswith("seed: ${eval.episodes}  # seeds parameters")
 
 

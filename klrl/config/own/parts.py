@@ -45,8 +45,8 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
         inner = getattr(part, f.name)
         if isinstance(inner, OwnPart):
             yield f"{group}.{f.name}", inner
-        elif f.metadata.get("own") and isinstance(inner, list):
-            for i, each in enumerate(inner):
+        elif "own" in f.metadata:
+            for i, each in enumerate(inner or ()):
                 yield f"{group}.{f.name}[{i}]", each
 
 
