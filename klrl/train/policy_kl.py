@@ -109,7 +109,7 @@ def kl_between(
         NonFiniteError: a divergence was NaN or infinite.
     """
     folder = find_run(str(run), "RUN")
-    setting, acting = ("RUN", run) if on is None else ("--on", on)
+    setting, acting = ("RUN", run) if on is None else ("on", on)
     actor, config = stored_job(acting, setting, words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     parties = Parties(folder, None if other is None else _other(other, domain), actor, which)
@@ -153,11 +153,11 @@ def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
     """Find the second policy, :attr:`Parties.other`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         part = OwnPart(str(other))
-        part.args = typed_args("--to", part)
+        part.args = typed_args("other", part)
         return part
     path = expanded(other)
     of_model = domain.name == LANGUAGE and (path / "config.json").is_file()
-    return path if of_model and not _is_run(path) else find_run(str(other), "--to")
+    return path if of_model and not _is_run(path) else find_run(str(other), "other")
 
 
 def _is_run(path: Path) -> bool:
@@ -166,11 +166,11 @@ def _is_run(path: Path) -> bool:
 
 def _check(parties: Parties, domain: Domain) -> None:
     """Require one domain for all runs, and a reference of ``run`` if ``other`` is None."""
-    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
+    for setting, path in (("RUN", parties.run), ("other", parties.other)):
         if not isinstance(path, Path) or not _is_run(path):
             continue
         if (kind := stored_config(path).domain) != domain.name:
             told = f"is a {kind} run, but the acting policy's run is a {domain.name} run"
             raise ConfigError(f"{setting}={path}: {told}; give only control or only language runs")
     if parties.other is None and not stored_config(parties.run).has_reference:
-        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); give a policy with --to")
+        raise ConfigError(f"RUN={parties.run}: has no reference (kl=none); name another policy")

@@ -169,7 +169,7 @@ def test_a_mean_that_is_nan_in_some_states_is_named_by_reference_and_key(capsys)
     assert exits(*QUICK, "hydra.run.dir=run") == 0
     for words, name in (
         ((*QUICK, "reference=custom", f"reference.target={target}"), f"reference.target={target}"),
-        (("kl", "run", "--to", target, "--episodes", "1"), f"--to={target}"),
+        (("kl", "run", "--to", target, "--episodes", "1"), f"other={target}"),
     ):
         code, _, error = said(capsys, *words)
         assert code == 1

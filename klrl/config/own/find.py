@@ -81,7 +81,7 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 def setting_text(setting: str, part: OwnPart) -> str:
     """Return the setting with its value, which starts an error message."""
-    key = setting if setting.startswith("--") else f"{setting}.target"
+    key = setting if setting == "other" else f"{setting}.target"
     return f"{key}={part.target}"
 
 
@@ -127,7 +127,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
             way = f"add {key}=..."
             if setting.endswith("]"):  # of env.wrappers
                 way = f"write {{target: {part.target}, args: {{{name}: ...}}}}"
-            remedy = "give it a default" + f", or {way}" * (setting != "--to")
+            remedy = "give it a default" + f", or {way}" * (setting != "other")
             raise NoValueError(
                 f"{text}: requires {name}, which klrl does not give{gives}; {remedy}"
             )

@@ -20,7 +20,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "actor.own_critic": ("inputs",),
     "env.wrappers": ("env",),
     "reference": ("observation",),
-    "--to": ("observation",),
+    "other": ("observation",),
     "kl.own_estimator": ("log_ratio",),
     "kl.own_divergence": ("log_ratio",),
     "controller": ("coef", "frames"),

@@ -230,7 +230,7 @@ def distances(
         other = scored_by(known[parties.other], temperature)
         scorers.append(known[parties.other].model)
     if parties.on not in known:
-        known[parties.on] = load(parties.on, setting="--on")
+        known[parties.on] = load(parties.on, setting="on")
     for path, each in known.items():
         require_same_tokens(str(path), each, "RUN", policy)
     player = Player.of_trained(config, within_contexts(known[parties.on], *scorers), task)
@@ -275,9 +275,9 @@ def other_policy(
 ) -> Policy:
     """Load the policy of another run, or the model in a folder."""
     if (path / "manifest.json").is_file():
-        return load(path, setting="--to", compared_with=config)
+        return load(path, setting="other", compared_with=config)
     config = replace(of_model(config, str(path)), device=str(device))
-    policy = make_policy(config, say=lambda _: None, key="--to")
+    policy = make_policy(config, say=lambda _: None, key="other")
     policy.model.requires_grad_(False).eval()
     return policy
 
