@@ -4,7 +4,6 @@ import dataclasses
 import inspect
 import pickle
 import re
-import shutil
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -32,11 +31,12 @@ from klrl.config import (
 )
 from klrl.config.checks import check_config, checked, to_config, typed_choice
 from klrl.config.choices import Choice, registered, resolve
-from klrl.config.compose import job_config
+from klrl.config.compose import Composer, _composed, compose, job_config
 from klrl.config.fields import ChoiceConfig, Natural, Positive, setting
 from klrl.config.given import Given
 from klrl.config.identity import canonical, settings_hash
 from klrl.config.nodes import notes_of, register_schemas
+from klrl.config.overrides import parse
 from klrl.losses.policy import ClipLoss
 from tests.conftest import QUICK
 from tests.runs.commands import exits
@@ -210,9 +210,6 @@ def test_settings_that_were_changed_in_python_are_checked() -> None:
 
 def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     """Hydra composes each job anew; klrl merges the values into a copy of the choices' config."""
-    from klrl.config.compose import Composer, _composed, compose
-    from klrl.config.overrides import parse
-
     _composed.cache_clear()
     composer = Composer()
     jobs = [
@@ -231,23 +228,7 @@ def test_composing_once_and_merging_gives_what_hydra_gives() -> None:
     )
 
 
-def test_an_edited_yaml_is_read_again(tmp_path: Path, monkeypatch) -> None:
-    from klrl.config import compose as module
-
-    conf = tmp_path / "conf"
-    shutil.copytree(module.conf_dir(), conf)
-    monkeypatch.setattr(module, "conf_dir", lambda: conf)
-    words = ["controller=held_tokens"]
-    assert module.job_config(words).controller.proportional == 1
-    preset = conf / "controller/held_tokens.yaml"
-    preset.write_text(preset.read_text("utf-8").replace("proportional: 1.0", "proportional: 3"))
-    assert module.job_config(words).controller.proportional == 3
-
-
 def test_an_edited_choice_of_the_users_is_read_again(tmp_path: Path) -> None:
-    from klrl.config.compose import Composer
-    from klrl.config.overrides import parse
-
     choice = tmp_path / "env" / "mine.yaml"
     choice.parent.mkdir()
     for copies in (4, 9):
@@ -287,9 +268,6 @@ def test_a_word_is_read_in_its_parts(word: str, parts: tuple[str, str, str]) -> 
     ],
 )
 def test_the_order_of_words_counts_as_in_hydra(words: list[str]) -> None:
-    from klrl.config.compose import Composer, compose
-    from klrl.config.overrides import parse
-
     assert to_config(Composer().composed(parse(words))) == to_config(compose(words))
 
 
