@@ -11,23 +11,20 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, TypeGuard, Unpack, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.cache import trust as trust_run
-from klrl.base.errors import ConfigError, first_line
-from klrl.config import GROUPS, JobConfig
-from klrl.config.checks import check_config, check_device_name, check_plain, to_config, typed
+from klrl.base.errors import ConfigError
+from klrl.config import JobConfig
+from klrl.config.checks import check_config, check_device_name, checked, to_config
 from klrl.config.compose import job_config
 from klrl.config.given import Given
-from klrl.config.overrides import flags, read
+from klrl.config.overrides import explained, flags, read
 from klrl.config.own import complete
 from klrl.domains import domain_of, recorded_domain
 from klrl.runs.find import find_manifest, find_run
@@ -173,12 +170,7 @@ class Run(os.PathLike[str]):
         """
         from klrl.train.policy_kl import kl_between
 
-        try:
-            return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
-        except ConfigError as error:  # names the options of ``klrl kl``: --to is ``other``
-            names = {"--to": "other", "--on": "on"}
-            told = re.sub(r"(?<!\S)--(to|on)\b", lambda option: names[option[0]], str(error))
-            raise ConfigError(told) from error
+        return kl_between(self.folder, other, overrides, on=on, episodes=episodes, **how)
 
     def figure(self) -> Figure:
         """Plot return, KLs and coefficients, as in the run's ``curves.png``."""
@@ -230,10 +222,11 @@ def run(
     hooks = _checked_callbacks(callbacks)
     given: list[Given] | None = None
     argv: list[str] | None = None
-    if len(overrides) == 1 and isinstance(overrides[0], JobConfig):
-        config = check_config(overrides[0])
-    elif len(overrides) == 1 and _is_config(overrides[0]):
-        config = _typed(overrides[0])
+    only = overrides[0] if len(overrides) == 1 else None
+    if isinstance(only, JobConfig):
+        config = check_config(only)
+    elif isinstance(only, Mapping) and isinstance(only.get("env"), Mapping):
+        config = _typed(only)
     else:
         given = _checked_overrides(overrides, config_dir)
         config = compose(*given, config_dir=config_dir)
@@ -263,23 +256,15 @@ def load_run(folder: str | Path, *, trust: bool = False) -> Run:
     return Run(Path(folder))
 
 
-def _is_config(given: object) -> TypeGuard[Mapping[str, object]]:
-    """Return whether an argument is a config that Hydra composed or a run stored."""
-    stored = isinstance(given, Mapping) and isinstance(given.get("env"), Mapping)
-    return stored or isinstance(given, DictConfig)
-
-
 def _typed(settings: Mapping[str, object]) -> JobConfig:
     """Convert a config that Hydra composed or a run stored to a checked job."""
-    try:
-        cfg = settings if isinstance(settings, DictConfig) else OmegaConf.create(dict(settings))
-        if not any(is_dataclass(OmegaConf.get_type(cfg.get(group))) for group in GROUPS):
-            plain = cast("dict[str, object]", OmegaConf.to_container(cfg))
-            check_plain("config", plain)
-            cfg = typed(plain)
-        return to_config(cfg)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{error.full_key or 'config'}: {first_line(error)}") from error
+    with explained([], None):
+        if not isinstance(settings, DictConfig):
+            return checked(settings)
+        if OmegaConf.is_struct(settings):  # composed by Hydra
+            return to_config(settings)
+        # A stored config may be anyone's, so no interpolation is resolved.
+        return checked(cast("dict[str, object]", OmegaConf.to_container(settings)))
 
 
 def _checked_callbacks(callbacks: object) -> list[Callback]:

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from klrl.config import CHOICES, OwnPart, Ungrouped
 from klrl.config.checks import NoValueError
-from klrl.config.choices import NAME
+from klrl.config.choices import NAME, choice_of
 from klrl.config.compose import Composer, compose
 from klrl.config.given import Given
 from klrl.config.nodes import notes_of
@@ -29,9 +29,8 @@ def show_job(given: list[Given], config_dir: str | None) -> str:
     cfg = compose(given, config_dir)
     notes = notes_of(Ungrouped)
     for group in CHOICES:
-        schema = OmegaConf.get_type(cfg, group)
-        if dataclasses.is_dataclass(schema):
-            notes |= notes_of(schema, f"{group}.") | {f"{group}.{NAME}": "set by the choice"}
+        schema = choice_of(group, cfg[group][NAME]).schema
+        notes |= notes_of(schema, f"{group}.") | {f"{group}.{NAME}": "set by the choice"}
     for setting, own in own_parts(config) if config is not None else ():
         if not setting.endswith("]"):  # show entries of env.wrappers as given
             found = {k: v for k, v in dataclasses.asdict(own).items() if k not in _OF_GYM}

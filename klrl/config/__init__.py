@@ -26,5 +26,5 @@ from klrl.config.schemas.language import *
 from klrl.config.schemas.learning import *
 from klrl.config.schemas.penalty import *
 from klrl.config.schemas.record import *
-from klrl.config.schemas.root import RootConfig, Ungrouped
+from klrl.config.schemas.root import Ungrouped
 from klrl.config.sweep import *

@@ -20,9 +20,10 @@ from omegaconf.errors import OmegaConfBaseException
 from klrl.base.errors import ConfigError, raise_stop
 from klrl.base.tables import yaml_text
 from klrl.config import JobConfig, conf_dir, register_schemas
-from klrl.config.checks import to_config
-from klrl.config.choices import ALL_GROUPS
+from klrl.config.checks import UnknownSettingError, to_config
+from klrl.config.choices import ALL_CHOICES, ALL_GROUPS
 from klrl.config.given import Given
+from klrl.config.objectives import PRESETS
 from klrl.config.overrides import REFUSALS, explained, parse
 from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read, check_objective
@@ -69,6 +70,13 @@ def _check_files(folder: Path, *only: Path) -> None:
         except (OSError, ValueError) as error:
             told = f"--config-dir {folder}: {path}: {error}; write plain settings"
             raise ConfigError(told) from error
+        if path.parent == folder / path.parent.name and path.stem in _names(path.parent.name):
+            told = "klrl has a choice of that name; rename the YAML"
+            raise ConfigError(f"--config-dir {folder}: {path}: {told}")
+
+
+def _names(group: str) -> set[str]:
+    return {*ALL_CHOICES.get(group, ()), *PRESETS.get(group, ())}
 
 
 class _CustomFiles(FileConfigSource):
@@ -118,7 +126,7 @@ class Composer:
     def job_config(self, given: Sequence[Given]) -> JobConfig:
         """Compose and check one job."""
         cfg = self.composed(given)
-        with explained(given, self._from[0], (OmegaConfBaseException, ValueError)):
+        with explained(given, self._from[0], (OmegaConfBaseException, UnknownSettingError)):
             config = to_config(cfg)
         check_all_read(config, given)
         check_objective(config, given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,9 +20,9 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import SMALL
 from klrl.base.text import nearest
 from klrl.config import ALL_CHOICES, SWEEP_GROUPS, Ungrouped, conf_dir
-from klrl.config.checks import UnknownSettingError
+from klrl.config.checks import REMEDIES, UnknownSettingError
 from klrl.config.choices import ALL_GROUPS, SET_BY_KLRL
-from klrl.config.fields import nested_schema
+from klrl.config.fields import Settings
 from klrl.config.given import Given
 from klrl.config.objectives import PRESETS
 from klrl.config.placement import OWN
@@ -33,7 +33,7 @@ class KnownSetting:
     """A setting of the command line."""
 
     key: str  # such as ``kl.estimator``
-    type: str  # the declared type, such as ``list[int]``
+    listed: bool  # whether its default is a list
     schemas: tuple[str, ...] = ()  # choices that have the setting; empty if it is in no group
 
 
@@ -69,22 +69,22 @@ def settings() -> dict[str, KnownSetting]:
     by_key: dict[str, KnownSetting] = {}
     for group, registered in ALL_CHOICES.items():
         for schema, choice in registered.items():
-            for name, each in _fields(choice.schema):
+            for name, default in _defaults(choice.schema()):
                 key = f"{group}.{name}"
                 before = by_key[key].schemas if key in by_key else ()
-                by_key[key] = KnownSetting(key, str(each.type), (*before, schema))
-    by_key |= {name: KnownSetting(name, str(each.type)) for name, each in _fields(Ungrouped)}
+                by_key[key] = KnownSetting(key, isinstance(default, list), (*before, schema))
+    by_key |= {name: KnownSetting(name, False) for name, _ in _defaults(Ungrouped())}
     settable = (key for key in sorted(by_key) if key.rpartition(".")[2] not in SET_BY_KLRL)
     return {key: by_key[key] for key in settable}
 
 
-def _fields(node: type, prefix: str = "") -> Iterator[tuple[str, Field[object]]]:
-    """Yield the dotted name and the field of each setting in a schema, nested ones included."""
-    for each in fields(node):
-        if nested := nested_schema(each):
-            yield from _fields(nested, f"{prefix}{each.name}.")
+def _defaults(made: Settings, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the dotted name and the default of each setting in a schema, nested ones included."""
+    for name, value in vars(made).items():
+        if isinstance(value, Settings):
+            yield from _defaults(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{each.name}", each
+            yield f"{prefix}{name}", value
 
 
 @cache
@@ -134,26 +134,21 @@ def help_text(config_dir: str | None = None) -> str:
 
 def explain(error: Exception, given: Sequence[Given], config_dir: str | None) -> ConfigError:
     """Turn an exception of ``hydra.compose`` into a one-line error with a remedy."""
-    if isinstance(error, UnknownSettingError):  # given with ++, so Hydra did not refuse it
-        return wrong_key(error.key, given, config_dir)
+    if isinstance(error, UnknownSettingError):  # of a YAML, or given with ++
+        return _of_yaml(error.key, given, config_dir) or wrong_key(error.key, given, config_dir)
     text = str(error)
     if match := re.search(r"In '(\w+)/(\w+)': Could not load '(\w+)/(\w+)'", text):
         meant = nearest(match[4], described(match[3], config_dir)) or "; name another"
         return ConfigError(
             f"{match[1]}={match[2]}: starts from {match[3]}={match[4]}, which does not exist{meant}"
         )
-    if match := re.search(r"'(\w+)/(\w+)' is validated against ConfigStore schema", text):
-        named = f"{match[1]}={match[2]}"
-        return ConfigError(f"{named}: klrl has a choice of that name; rename the YAML")
     if match := re.search(r"Could not find '(\w+)/([^']*)'", text):
         return _wrong_choice(match[1], match[2], config_dir)
     if match := re.search(r"Could not override '([^']+)'", text):
         return wrong_key(match[1], given, config_dir)
-    if match := re.search(r"In '(\w+)/(\w+)'.*full_key: (\w+)\.(\w+)", text, re.DOTALL):
-        return _preset_against_choice(match, given)
-    if match := re.search(r"Error merging override (\S+?)=(.*)", text, re.DOTALL):
-        key, value = match[1].lstrip("+"), (match[2].splitlines() or [""])[0]
-        return ConfigError(f"{key}={value}: {expected(error, key, value)}")
+    if match := re.search(r"Error merging override \+*(\S+?)=(.*)", text):  # of list and dictionary
+        remedy = REMEDIES["dict" if match[2].startswith("[") else "list"]
+        return ConfigError(f"{match[1]}={match[2]}: {remedy.format(key=match[1], value=match[2])}")
     if match := re.search(r"force-add of config groups is not supported: '\++([^']+)'", text):
         return ConfigError(f"++{match[1]}: this is a choice; write {match[1]}")
     if match := re.search(r"An item is already at '([^']+)'", text):
@@ -166,7 +161,7 @@ def explain(error: Exception, given: Sequence[Given], config_dir: str | None) ->
         match = re.search(r"argument '([^']+)'", text)
         override = match[1] if match else "a list of values"
         key, _, value = override.partition("=")
-        if key in settings() and settings()[key].type.startswith("list"):
+        if key in settings() and settings()[key].listed:
             return ConfigError(f"{override}: give a list, as in {key}=[{value}]")
         return ConfigError(f"{override}: several values are a sweep; add -m, or quote one string")
     if isinstance(error, OverrideParseException):
@@ -195,39 +190,23 @@ _ANSWERS = {
     "ppo": "; PPO's loss is loss=clip, or loss=klpen with a KL penalty",
     **dict.fromkeys(("top_p", "top_k"), _WHOLE),
     **dict.fromkeys(("gru", "lstm", "rnn"), _NO_MEMORY),
-    "env.data": "; put the files into one folder and give that",
 }
 
 
-def _preset_against_choice(match: re.Match[str], given: Sequence[Given]) -> ConfigError:
-    """Make the error for a YAML that sets a key which the choice's schema lacks."""
-    kind, name, group, key = match.groups()
-    if kind == group:
-        known = (each.partition(".") for each in settings())
-        meant = nearest(key, [name for of, _, name in known if of == group])
-        return ConfigError(
-            f"{kind}={name}: its YAML sets {group}.{key}, which its schema does not have"
-            f"{meant or '; drop it'}"
-        )
-    named = [str(each) for each in given if each.key == group] or [f"the chosen {group}"]
-    return ConfigError(
-        f"{kind}={name}: sets {group}.{key}, which {named[-1]} does not have; drop one of the two"
-    )
-
-
-def expected(error: Exception, key: str, value: object) -> str:
-    """Return the remedy for a value of the wrong type."""
-    cause = str(error.__cause__ or error)
-    if "Cannot convert 'list' to string" in cause:
-        return f"give one value{_ANSWERS.get(key, '')}"
-    if "is not a ListConfig" in cause:
-        return f"give a list, as in {key}=[{value}]"
-    if "to Dict[" in cause or "Cannot merge DictConfig" in cause:
-        return f"give a dictionary, as in '{key}={{name: value}}'"
-    kinds = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
-    if match := re.search(r"could not be converted to (\w+)", cause):
-        return f"give {kinds.get(match[1], 'a ' + match[1].lower())}"
-    return " ".join(cause.split("\n")[0].split())
+def _of_yaml(key: str, given: Sequence[Given], config_dir: str | None) -> ConfigError | None:
+    """Make the error for a key that a YAML sets and the choice's schema lacks."""
+    group, _, name = key.partition(".")
+    named = {each.key for each in given}
+    for kind in () if key in named or not name else (group, "experiment", "env"):
+        path = choice_files(kind, config_dir).get(here := chosen(kind, given, config_dir))
+        if path is None or not re.search(rf"\b{name}:", path.read_text("utf-8")):
+            continue
+        known = [each.partition(".")[2] for each in settings() if each.startswith(f"{group}.")]
+        of = chosen(group, given, config_dir)
+        remedy = nearest(name, known) if kind == group else "; drop one of the two"
+        told = f"its YAML sets {key}, which {group}={of} does not have{remedy or '; drop it'}"
+        return ConfigError(f"{kind}={here}: {told}")
+    return None
 
 
 def _wrong_choice(group: str, name: str, config_dir: str | None) -> ConfigError:

@@ -69,7 +69,8 @@ def _canonical(
     if isinstance(value, Mapping):
         known = {f.name: f for f in dataclasses.fields(schema)} if schema else {}
         omitted = {*free, *(name for name, f in known.items() if f.metadata.get("free"))}
-        before = {k: f.metadata["added"] for k, f in known.items() if "added" in f.metadata}
+        added = schema() if schema and any("added" in f.metadata for f in known.values()) else None
+        before = {k: getattr(added, k) for k, f in known.items() if "added" in f.metadata}
         inner = {k: OwnPart if "own" in f.metadata else nested_schema(f) for k, f in known.items()}
         return {
             str(key): _canonical(each, inner.get(key), fill=fill)

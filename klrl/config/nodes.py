@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cache
 
 from hydra.core.config_store import ConfigStore
 
-from klrl.config.choices import ALL_CHOICES, NAME
+from klrl.config.choices import ALL_CHOICES
 from klrl.config.fields import nested_schema
 from klrl.config.objectives import PRESETS
-from klrl.config.schemas.root import RootConfig
-from klrl.config.sweep import SweepRoot
+from klrl.config.schemas.root import Ungrouped
 
 
 @cache
 def register_schemas() -> None:
     """Register every choice with Hydra, once."""
     store = ConfigStore.instance().store
-    store(group="schema", name="root", node=RootConfig)
-    store(group="schema", name="sweep", node=SweepRoot)
+    store(group="schema", name="root", node=asdict(Ungrouped()))
     for group, choices in ALL_CHOICES.items():
         for name, choice in choices.items():
-            store(group=f"schema/{group}", name=name, node=choice.schema)
-            top = {"defaults": [f"/schema/{group}/{name}@_here_", "_self_"], NAME: name}
-            store(group=group, name=name, node=top | values_of(choice.schema) | dict(choice.values))
+            node = {**asdict(choice.schema(name=name)), **choice.values}
+            store(group=group, name=name, node=node)
     for group, presets in PRESETS.items():
         for name, preset in presets.items():
             node = {"defaults": [f"{preset.below}@{group}", "_self_"], group: dict(preset.values)}
@@ -48,15 +45,4 @@ def notes_of(schema: type, prefix: str = "") -> dict[str, str]:
     for each in fields(schema):
         if nested := nested_schema(each):
             found |= notes_of(nested, f"{prefix}{each.name}.")
-    return found
-
-
-def values_of(schema: type) -> dict[str, object]:
-    """Map each setting of a schema to its default value; omit settings without one."""
-    found = {}
-    for each in fields(schema):
-        if "value" in each.metadata:
-            found[each.name] = each.metadata["value"]
-        elif nested := nested_schema(each):
-            found[each.name] = values_of(nested)
     return found

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import make_dataclass
-from typing import Optional
+from typing import Literal
 
-from klrl.config.choices import SWEEP_GROUPS, registered
-from klrl.config.fields import ChoiceConfig, choice, number, setting
-from klrl.config.types import Group, Values
+from klrl.config.choices import registered
+from klrl.config.fields import ChoiceConfig, Count, Natural, NonNegative, Positive, Values, setting
 
 
 @registered("launcher", "local", sweep="sweep.launchers:local")
@@ -24,9 +22,9 @@ class JoblibConfig(LauncherConfig):
     """Several jobs at a time on this machine."""
 
     #: jobs at a time, each in a process; null: jobs_per_device on each CUDA device, else 2
-    n_jobs: Optional[int] = number(None, ge=1)
+    n_jobs: Count | None = None
     #: jobs that share a CUDA device, if n_jobs is null; small networks leave room for several
-    jobs_per_device: int = number(1, ge=1)
+    jobs_per_device: Count = 1
 
     def at_once(self, devices: int) -> int:
         """Return ``n_jobs``, else ``jobs_per_device`` on each device, else 2 without devices."""
@@ -38,14 +36,14 @@ class SubmititConfig(LauncherConfig):
     """Each job as a SLURM job."""
 
     #: slurm, local (processes on this machine, for a trial) or auto (slurm if it is installed)
-    cluster: str = choice("slurm", "local", "auto")
+    cluster: Literal["slurm", "local", "auto"] = "slurm"
     #: limit in minutes; shortly before it a job writes a checkpoint, and is queued again
-    timeout_min: int = number(240, ge=1)
-    cpus_per_task: int = number(1, ge=1)  # CPUs of each job
-    gpus_per_node: int = number(0, ge=0)  # GPUs of each job
-    mem_gb: float = number(4, gt=0)  # memory of each job; a control job needs about 0.6
-    array_parallelism: int = number(64, ge=1)  # most jobs of the sweep that SLURM runs at a time
-    partition: Optional[str] = None  # the queue; null = SLURM's default
+    timeout_min: Count = 240
+    cpus_per_task: Count = 1  # CPUs of each job
+    gpus_per_node: Natural = 0  # GPUs of each job
+    mem_gb: Positive = 4  # memory of each job; a control job needs about 0.6
+    array_parallelism: Count = 64  # most jobs of the sweep that SLURM runs at a time
+    partition: str | None = None  # the queue; null = SLURM's default
     slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
 
     def at_once(self, devices: int) -> int | None:
@@ -58,13 +56,13 @@ class RayLauncherConfig(LauncherConfig):
     """Each job as a task on a Ray cluster, or on a local Ray."""
 
     #: a cluster's HOST:PORT, as in HOST:6379; null: RAY_ADDRESS, else a local Ray on loopback
-    address: Optional[str] = None
-    cpus: Optional[int] = number(None, ge=1)  # without an address: cores to use; null = all
-    cpus_per_job: float = number(1, gt=0)  # cores that Ray reserves for each job
+    address: str | None = None
+    cpus: Count | None = None  # without an address: cores to use; null = all
+    cpus_per_job: Positive = 1  # cores that Ray reserves for each job
     #: jobs that share a GPU of the cluster, if it has GPUs; with device=cpu a job uses none
-    jobs_per_device: int = number(1, ge=1)
+    jobs_per_device: Count = 1
     #: seconds to wait for a machine that fits a job; then the sweep ends, and can be resumed
-    cpus_timeout: float = number(60, ge=0)
+    cpus_timeout: NonNegative = 60
 
     def at_once(self, devices: int) -> None:
         """Return None, since Ray schedules by ``cpus_per_job`` and ``jobs_per_device``."""
@@ -79,12 +77,8 @@ class SearchConfig(ChoiceConfig):
 class OptunaConfig(SearchConfig):
     """Values chosen by the results so far (Optuna's TPE); seeds are averaged inside a trial."""
 
-    trials: int = number(20, ge=1)  # trials in all, including those of an earlier start
-    at_once: int = number(1, ge=1)  # trials that are chosen together, to run in parallel
-    metric: str = setting("eval/return")  # a trial's score is its last value, averaged over seeds
-    direction: str = choice("maximize", "minimize")  # which values of the metric are better
-    seed: int = number(0, ge=0)  # seed of TPE's sampler
-
-
-#: The settings of a sweep itself: launcher and search.
-SweepRoot = make_dataclass("SweepRoot", [(group, Group, None) for group in SWEEP_GROUPS])
+    trials: Count = 20  # trials in all, including those of an earlier start
+    at_once: Count = 1  # trials that are chosen together, to run in parallel
+    metric: str = "eval/return"  # a trial's score is its last value, averaged over seeds
+    direction: Literal["maximize", "minimize"] = "maximize"  # which values of the metric are better
+    seed: Natural = 0  # seed of TPE's sampler

@@ -181,8 +181,9 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
     return _checked("kl.own_divergence", config.own_divergence) if own else config.divergence
 
 
-def _checked(setting: str, part: OwnPart) -> Callable[[Tensor], Tensor]:
+def _checked(setting: str, part: OwnPart | None) -> Callable[[Tensor], Tensor]:
     """Import and try the user's function; set ``unsaved`` to whether calls change its state."""
+    assert part is not None  # a rule requires it
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
     with config_errors(setting, part):

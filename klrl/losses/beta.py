@@ -107,8 +107,9 @@ def own_beta_rule(config: KLPENConfig) -> BetaRule:
     """``loss.beta_rule=custom``: make the user's :class:`BetaRule` and try it once."""
     given = {"config": config, "beta": config.beta, "dtarg": config.dtarg}
     use = moves("beta", [2 * config.dtarg])
-    setting, part = "loss.own_beta_rule", config.own_beta_rule
-    made, unsaved = try_part(setting, part, given, BetaRule, use)
+    part = config.own_beta_rule
+    assert part is not None  # a rule requires it
+    made, unsaved = try_part("loss.own_beta_rule", part, given, BetaRule, use)
     made.unsaved = unsaved
     return made
 

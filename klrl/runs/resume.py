@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf import OmegaConf
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
 from klrl.base.text import warn
 from klrl.config import JobConfig
-from klrl.config.checks import check_plain, to_config, typed
+from klrl.config.checks import check_plain, checked, plain
 from klrl.config.given import Given
 from klrl.config.identity import settings_hash
+from klrl.config.overrides import explained
 from klrl.config.own import own_parts
 from klrl.config.own.trust import check_known
 from klrl.runs.find import find_run
@@ -79,17 +79,19 @@ def stored_config(
         raise ConfigError(f"{run}: {error}; give another run") from error
     check_plain(f"{run}: .hydra/config.yaml", settings)
     try:
-        cfg = typed(settings)
-    except (ConfigError, OmegaConfBaseException) as error:
-        text = first_line(error)
-        raise ConfigError(f"{run}: {text}; the run was made by another version of klrl") from error
-    config = to_config(cfg)
+        config = checked(settings)
+    except ConfigError as error:
+        told = "the run was made by another version of klrl"
+        raise ConfigError(f"{run}: {error}; {told}") from error
     check_known(run, own_parts(config), config.env)
     if not given:
         return config
-    for each in given:
-        _change(cfg, each, changeable)
-    changed = to_config(cfg)
+    cfg = OmegaConf.create(settings)
+    with explained(given, None):
+        for each in given:
+            _check_changeable(each, changeable)
+            OmegaConf.update(cfg, each.key, each.parsed.value(), merge=False)
+        changed = checked(plain(cfg))
     for (_, part), (_, known) in zip(own_parts(changed), own_parts(config), strict=True):
         part.path = known.path
     if {"env.id", "env.reward"} & {each.key for each in given}:
@@ -97,7 +99,7 @@ def stored_config(
     return changed
 
 
-def _change(cfg: DictConfig, given: Given, changeable: Sequence[str]) -> None:
+def _check_changeable(given: Given, changeable: Sequence[str]) -> None:
     key = given.key
     fixed = not any(key == k or key.startswith(f"{k}.") for k in changeable)
     if fixed or given.startswith("~"):
@@ -106,11 +108,3 @@ def _change(cfg: DictConfig, given: Given, changeable: Sequence[str]) -> None:
         )
     if given.parsed.is_sweep_override():
         raise ConfigError(f"{given}: give one value")
-    try:
-        OmegaConf.update(cfg, key, given.parsed.value(), merge=False)
-    except OmegaConfBaseException as error:
-        from klrl.config.explain import expected, wrong_key
-
-        if isinstance(error, ConfigAttributeError | ConfigKeyError):
-            raise wrong_key(key, [given], None) from error
-        raise ConfigError(f"{given}: {expected(error, key, given.parsed.value())}") from error

@@ -25,7 +25,7 @@ from klrl.config import (
     SearchConfig,
     factory,
 )
-from klrl.config.checks import to_settings
+from klrl.config.checks import plain, to_settings
 from klrl.config.compose import Checked, Composer
 from klrl.config.given import Given
 from klrl.config.overrides import Separated, expand, flags, job_name, separate, swept_keys
@@ -279,7 +279,7 @@ def sweep_settings(
         if each.key in SWEEP_GROUPS and "," in each.value:
             raise ConfigError(f"{each}: a sweep has one {each.key}; give one")
     cfg = Composer(args.config_dir, "sweep").composed(own)
-    parts: dict[str, Any] = to_settings(cfg, SWEEP_GROUPS)
+    parts: dict[str, Any] = to_settings(plain(cfg), SWEEP_GROUPS)
     for group, config in parts.items():
         check_package(group, config.name)
     return parts["launcher"], parts["search"]

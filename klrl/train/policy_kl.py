@@ -109,7 +109,7 @@ def kl_between(
         NonFiniteError: a divergence was NaN or infinite.
     """
     folder = find_policy(run, "RUN")
-    setting, acting = ("RUN", run) if on is None else ("--on", on)
+    setting, acting = ("RUN", run) if on is None else ("on", on)
     actor, config = stored_job(acting, setting, words, episodes=episodes, seed=seed, device=device)
     domain = domain_of(config)
     parties = Parties(folder, None if other is None else _other(other, domain), actor, which)
@@ -153,14 +153,14 @@ def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
     """Find the second policy, :attr:`Parties.other`."""
     if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
         part = OwnPart(str(other))
-        part.args = typed_args("--to", part)
+        part.args = typed_args("other", part)
         return part
-    return find_policy(other, "--to")
+    return find_policy(other, "other")
 
 
 def _check(parties: Parties, domain: Domain) -> None:
     """Require one domain for all policies, and a reference of ``run`` if ``other`` is None."""
-    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
+    for setting, path in (("RUN", parties.run), ("other", parties.other)):
         if not isinstance(path, Path):
             continue
         kind = LANGUAGE.name if is_model(path) else stored_config(path).domain
@@ -169,4 +169,4 @@ def _check(parties: Parties, domain: Domain) -> None:
             raise ConfigError(f"{setting}={path}: {told}; give only control or only language runs")
     run = parties.run
     if parties.other is None and (is_model(run) or not stored_config(run).has_reference):
-        raise ConfigError(f"RUN={run}: has no reference (kl=none); give a policy with --to")
+        raise ConfigError(f"RUN={run}: has no reference (kl=none); name another policy")

@@ -12,19 +12,9 @@ from benchmarks.pages.mujoco import NAMES
 from klrl.config import ALL_CHOICES, Ungrouped, conf_dir
 from klrl.config.explain import described
 from klrl.config.nodes import notes_of
+from tests.config.test_yaml import ASKING
 from tests.runs.commands import exits
 
-#: What a choice needs beside itself; a language task comes with its experiment.
-NEEDS = {
-    "env=gym": ["env.id=Pendulum-v1"],
-    "env=sort_digits": ["experiment=sort_digits"],
-    "env=instructions": ["experiment=smollm"],
-    "env=text": ["experiment=text", "env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
-    "experiment=text": ["env.data=a.jsonl", "env.reward=a:b", "actor.model=m"],
-    "experiment=pendulum_finetune": ["actor.init=outputs/a"],
-    "experiment=distill": ["reference.path=outputs/a"],
-    "experiment=distill_text": ["reference.path=outputs/a"],
-}
 #: A group within a group, and what klrl finds out.
 UNCOMMENTED = ("lora", "sources")
 #: Whose files look like half_cheetah's or cartpole's.
@@ -59,7 +49,8 @@ def of_hydra(*words: str) -> str:
 @pytest.mark.integration
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_values_are_hydras_and_every_setting_has_its_comment(capsys, monkeypatch, words) -> None:
-    words = [*words, *(more for word in words for more in NEEDS.get(word, []))]
+    chosen = [tuple(word.split("=", 1)) for word in words]
+    words = [*words, *(more for choice in chosen for more in ASKING.get(choice, []))]
     text = printed(capsys, *words, "--cfg", "job")
     plain = [f"++{w}" if w.startswith("env.kwargs") else w for w in words]
     theirs = of_hydra(*plain)
@@ -127,7 +118,7 @@ def test_the_users_own_choice_is_shown(capsys) -> None:
     )
     words = ("--config-dir", "mine", "env=mine", "--cfg", "job")
     text = printed(capsys, *words)
-    assert line_of(text, "coef").startswith("coef: 3.0  # penalty per nat")
+    assert line_of(text, "coef").startswith("coef: 3  # penalty per nat")
     assert line_of(text, "seed").startswith("seed: ${eval.episodes}  # seeds parameters")
 
 

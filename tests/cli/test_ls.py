@@ -4,8 +4,6 @@ import json
 from datetime import datetime
 from pathlib import Path
 
-import pytest
-
 from klrl.cli.ls import ls_command
 from klrl.report.listing import last_values
 from klrl.report.runs import find_runs
@@ -115,29 +113,13 @@ def test_a_sweep_is_a_line_and_its_folder_lists_the_jobs(tmp_path, capsys) -> No
     assert jobs[2][-1] == "no model there"
 
 
-BREAK = {
-    "manifest.json": ("{", "its manifest.json is broken"),
-    ".hydra/config.yaml": ("a: [", "its .hydra/config.yaml is broken"),
-    "sweep.json": ('{"jobs": 3}', "the list of jobs is broken"),
-}
-
-
-@pytest.mark.parametrize("name", BREAK)
-def test_what_is_broken_is_a_line_and_no_end(tmp_path, capsys, name: str) -> None:
-    text, told = BREAK[name]
-    write_run(tmp_path / "good")
-    if name == "sweep.json":
-        sweep(tmp_path / "bad")
-    else:
-        write_run(tmp_path / "bad")
-    (tmp_path / "bad" / name).write_text(text)
-    lines = {line[0]: line[1:] for line in listed(capsys, str(tmp_path))}
-    assert lines["good"][0] == "finished"
-    assert lines["bad"][0] == "broken"
-    assert told in lines["bad"][-1]
-
-
-def test_further_breakage_is_told(tmp_path, capsys) -> None:
+def test_what_is_broken_is_a_line_and_no_end(tmp_path, capsys) -> None:
+    write_run(tmp_path / "half")
+    (tmp_path / "half" / "manifest.json").write_text("{")
+    write_run(tmp_path / "open")
+    (tmp_path / "open" / ".hydra" / "config.yaml").write_text("a: [")
+    sweep(tmp_path / "three")
+    (tmp_path / "three" / "sweep.json").write_text('{"jobs": 3}')
     write_run(tmp_path / "gone")
     (tmp_path / "gone" / ".hydra" / "config.yaml").unlink()
     write_run(tmp_path / "other")
@@ -148,6 +130,10 @@ def test_further_breakage_is_told(tmp_path, capsys) -> None:
     sweep(tmp_path / "jobs")
     (tmp_path / "jobs" / "seed=0" / "manifest.json").write_text("[]")
     lines = {line[0]: line[1:] for line in listed(capsys, str(tmp_path))}
+    assert lines["half"][0] == lines["open"][0] == lines["three"][0] == "broken"
+    assert "its manifest.json is broken" in lines["half"][-1]
+    assert "its .hydra/config.yaml is broken" in lines["open"][-1]
+    assert "the list of jobs is broken" in lines["three"][-1]
     assert lines["gone"] == ["broken", "it has no .hydra/config.yaml"]
     assert lines["other"] == ["broken", "its manifest.json does not belong to a run (no status)"]
     assert lines["cut"][:2] == ["finished", "2,000/2,000 frames"]

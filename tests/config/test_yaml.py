@@ -30,13 +30,14 @@ TEXT = ["env.data=prompts.jsonl", "env.reward=rewards:score", "actor.model=somew
 CLONE, SFT = ["data=somewhere"], ["data=rows.jsonl", "actor.model=somewhere"]
 #: Choices that ask for a setting.
 ASKING = {
+    **{(group, "custom"): [f"{group}.target=package.module:Name"] for group in GROUPS},
+    ("env", "custom"): ["env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"],
     ("experiment", "clone"): CLONE,
     ("experiment", "sft"): SFT,
     ("collector", "demonstrations"): ["experiment=clone", *CLONE],
     ("collector", "answers"): ["experiment=sft", *SFT],
     ("loss", "nll"): ["experiment=clone", *CLONE],
     ("env", "gym"): ["env.id=CartPole-v1"],
-    ("env", "custom"): ["env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"],
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "cnn"): ["env=catch"],
     ("actor", "categorical"): ["env=cartpole"],

@@ -34,7 +34,7 @@ LOSS = (
         "@dataclass\n"
         "class SPOConfig(LossConfig):\n"
         '    """A quadratic penalty on the ratio."""\n\n'
-        "    epsilon: float = number(0.2, gt=0)  # its weight\n\n\n",
+        "    epsilon: Positive = 0.2  # its weight\n\n\n",
     ),
 )
 CONTROLLER = (
@@ -55,7 +55,7 @@ CONTROLLER = (
         "@dataclass\n"
         "class HalvingControllerConfig(ControllerConfig):\n"
         '    """kl.coef is multiplied once per iteration."""\n\n'
-        "    factor: float = number(0.5, gt=0)  # by this\n\n\n",
+        "    factor: Positive = 0.5  # by this\n\n\n",
     ),
 )
 OBJECTIVE = (

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar, get_type_hints
 
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
 from klrl.base.errors import ConfigError, with_line
 from klrl.base.imports import import_user_module, named_in
 from klrl.base.text import nearest
-from klrl.config.checks import NoValueError
+from klrl.config.checks import NoValueError, refusal
 from klrl.config.fields import OwnPart
 from klrl.config.own.parts import GIVEN
 
@@ -64,10 +66,6 @@ def config_errors(setting: str, part: OwnPart) -> Iterator[None]:
 
 def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
     """Import the class or function that is a part's target."""
-    if part.target is None:
-        raise NoValueError(
-            f"{setting}.target: has no value; give one, as in {setting}.target=package.module:Name"
-        )
     text, (module, _, name) = setting_text(setting, part), part.target.rpartition(":")
     if module.endswith(".py") and module[:-3].isidentifier():
         raise ConfigError(f"{text}: drop the .py: write {module[:-3]}:{name}")
@@ -83,7 +81,7 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 def setting_text(setting: str, part: OwnPart) -> str:
     """Return the setting with its value, which starts an error message."""
-    key = setting if setting.startswith("--") else f"{setting}.target"
+    key = setting if setting == "other" else f"{setting}.target"
     return f"{key}={part.target}"
 
 
@@ -129,7 +127,7 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
             way = f"add {key}=..."
             if setting.endswith("]"):  # of env.wrappers
                 way = f"write {{target: {part.target}, args: {{{name}: ...}}}}"
-            remedy = "give it a default" + f", or {way}" * (setting != "--to")
+            remedy = "give it a default" + f", or {way}" * (setting != "other")
             raise NoValueError(
                 f"{text}: requires {name}, which klrl does not give{gives}; {remedy}"
             )
@@ -149,8 +147,6 @@ def _hints(target: Callable[..., object]) -> dict[str, object]:
 
 def _typed(key: str, value: object, hint: Any, default: object) -> object:
     """Convert a value to its annotated type, if pydantic can and YAML can store the result."""
-    from pydantic import PydanticUserError, TypeAdapter, ValidationError
-
     if default is None and value is None:
         return None
     try:
@@ -158,8 +154,7 @@ def _typed(key: str, value: object, hint: Any, default: object) -> object:
     except (PydanticUserError, NameError, TypeError):  # pydantic does not support the type
         return value
     except ValidationError as error:
-        why = error.errors()[0]["msg"].removeprefix("Input ")
-        raise ConfigError(f"{key}={value}: {why}") from error
+        raise refusal(key, error.errors()[0]) from error
     if isinstance(value, bool) and not isinstance(typed, bool):  # pydantic converts true to 1
         raise ConfigError(f"{key}={value}: give a {type(typed).__name__}")
     return typed if isinstance(typed, bool | int | float | str | list | dict | None) else value

@@ -20,7 +20,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "actor.own_critic": ("inputs",),
     "env.wrappers": ("env",),
     "reference": ("observation",),
-    "--to": ("observation",),
+    "other": ("observation",),
     "kl.own_estimator": ("log_ratio",),
     "kl.own_divergence": ("log_ratio",),
     "controller": ("coef", "frames"),
@@ -45,8 +45,8 @@ def parts_in(group: str, part: ChoiceConfig) -> Iterator[tuple[str, OwnPart]]:
         inner = getattr(part, f.name)
         if isinstance(inner, OwnPart):
             yield f"{group}.{f.name}", inner
-        elif f.metadata.get("own") and isinstance(inner, list):
-            for i, each in enumerate(inner):
+        elif "own" in f.metadata:
+            for i, each in enumerate(inner or ()):
                 yield f"{group}.{f.name}[{i}]", each
 
 

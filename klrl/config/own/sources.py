@@ -36,7 +36,7 @@ def changed_sources(config: JobConfig, groups: Collection[str] = tuple(CHOICES))
             import_target(setting, part)
             text = setting_text(setting, part)
             before[text] = str(Source(str(part.path), part.source, part.version))
-            now[text] = str(current_source(text, str(part.target)))
+            now[text] = str(current_source(text, part.target))
     return [
         f"{what}: has changed since this run began (it had {old}, now {now[what]})"
         for what, old in before.items()
@@ -82,10 +82,10 @@ def complete(config: JobConfig) -> None:
     """Complete the custom parts of a job in place: convert their args, record their sources."""
     for setting, part in own_parts(config):
         if part.path is not None and not Path(part.path).is_dir():
-            remedy = f"give the folder of {top_level(str(part.target))}, or drop it"
+            remedy = f"give the folder of {top_level(part.target)}, or drop it"
             raise ConfigError(f"{setting}.path={part.path}: no such folder; {remedy}")
         part.args = typed_args(setting, part)
-        source = current_source(setting_text(setting, part), str(part.target))
+        source = current_source(setting_text(setting, part), part.target)
         part.path, part.source, part.version = source.folder, source.digest, source.version
         if setting == "env":
             config.env.id = part.target  # the task's name

@@ -80,7 +80,7 @@ def _state_of(part: object, given: Iterable[object] = ()) -> object:
 
 def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
     """Return the attributes of the user's modules, classes and functions, for comparison."""
-    files = imported_files(top_level(str(part.target)), [str(Path.cwd())])
+    files = imported_files(top_level(part.target), [str(Path.cwd())])
     modules = [m for name, m in sys.modules.items() if files.get(name.partition(".")[0])]
     spaces: list[object] = [*modules]
     for module in modules:

@@ -88,7 +88,7 @@ def _codes(parts: Parts, env: Env | None = None) -> list[_Code]:
     """List the code that the settings would import now; leave out modules that are not found."""
     listed = list(parts)
     folders = [str(Path.cwd()), *(part.path for _, part in listed if part.path)]
-    calls = [(f"{setting}.target", str(part.target), part.args) for setting, part in listed]
+    calls = [(f"{setting}.target", part.target, part.args) for setting, part in listed]
     found = []
     for setting, target, args in [*calls, *(env_code(env) if env else ())]:
         top = top_level(target)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from klrl.base.errors import ConfigError
 from klrl.config import Config, CustomActorConfig
 
-#: The largest width of a layer. Between two such layers are 4e9 weights.
-_WIDEST = 65_536
-
 
 def check_minibatches_of_frames(c: Config) -> None:
     """All minibatches have the same number of frames, at least two if advantages are normalised."""
@@ -31,14 +28,6 @@ def check_window(c: Config) -> None:
         raise ConfigError(
             "env.kwargs.render_mode=human: training opens no windows; drop it "
             "(klrl evaluate RUN --video films the trained policy)"
-        )
-
-
-def check_hidden(c: Config) -> None:
-    """There are hidden layers, and each has a width from 1 to ``_WIDEST``."""
-    if not c.actor.hidden or not all(1 <= width <= _WIDEST for width in c.actor.hidden):
-        raise ConfigError(
-            f"actor.hidden={c.actor.hidden}: give widths >= 1 (and <= {_WIDEST}), as in [64,64]"
         )
 
 

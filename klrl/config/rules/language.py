@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from klrl.base.errors import ConfigError
 from klrl.config import (
     GroupConfig,
@@ -41,7 +39,7 @@ def check_reward(c: LanguageConfig) -> None:
 
 
 def check_reward_weights(c: LanguageConfig) -> None:
-    """Each reward has a finite weight, and not all weights are 0."""
+    """Each reward has a weight, and not all weights are 0."""
     weights, count = c.env.reward_weights, len(c.env.rewards)
     if weights is None:
         return
@@ -50,8 +48,6 @@ def check_reward_weights(c: LanguageConfig) -> None:
             f"env.reward_weights={weights}: {len(weights)} weights for {count} "
             f"reward{'s' * (count != 1)}; give one for each name in env.reward"
         )
-    if not all(map(math.isfinite, weights)):
-        raise ConfigError(f"env.reward_weights={weights}: give finite numbers")
     if not any(weights):
         raise ConfigError(
             f"env.reward_weights={weights}: leaves no reward; give one that is not 0, or learn "
@@ -60,14 +56,12 @@ def check_reward_weights(c: LanguageConfig) -> None:
 
 
 def check_data(c: LanguageConfig) -> None:
-    """Paths are not empty, ``eval_share`` < 1, and ``template_kwargs`` omits what klrl sets."""
+    """Paths are not empty, and ``template_kwargs`` omits what klrl sets."""
     if not isinstance(c.env, TextConfig):
         return
     refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
     remedy = "give data files, or null for those of env.data"
     refuse_empty("env.eval_data", c.env.eval_data, remedy)
-    if c.env.eval_share >= 1:
-        raise ConfigError(f"env.eval_share={c.env.eval_share}: give a share below 1")
     for name in c.env.template_kwargs:
         if name in _RENDERING:
             raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")

@@ -4,5 +4,5 @@
 declare groups of both. ``root`` declares the settings outside any group.
 
 A setting has its comment on its own line, or above after ``#:``; ``--cfg job`` prints the comment.
-Presets are YAML files in ``conf/``. OmegaConf reads ``Optional[...]``, but not ``... | None``.
+Presets are YAML files in ``conf/``.
 """

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-from typing import ClassVar, Optional
+from typing import Annotated, ClassVar, Literal
 
 from omegaconf import MISSING
+from pydantic import Field
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
-from klrl.config.types import Part, Values
+from klrl.config.fields import (
+    ChoiceConfig,
+    Count,
+    Number,
+    OwnPart,
+    Part,
+    Positive,
+    Values,
+    Wrapper,
+    setting,
+)
 
-ACTIVATIONS = ("tanh", "relu", "elu", "silu", "gelu")
+#: Widths of layers. Between two layers of the largest width are 4e9 weights.
+Widths = Annotated[list[Annotated[Count, Field(le=65_536)]], Field(min_length=1)]
+Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
 
 @registered("env", "gym", control="control.env.copies:gym")
@@ -20,25 +31,23 @@ class EnvConfig(ChoiceConfig):
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
-    num_envs: int = number(8, ge=1)  # copies of the environment, all in this process
-    normalize_observation: bool = setting(True)  # true: the policy normalises its observations
-    reward_scale: float = number(1.0, gt=0)  # the learner gets (reward minus penalty) times this
+    num_envs: Count = 8  # copies of the environment, all in this process
+    normalize_observation: bool = True  # true: the policy normalises its observations
+    reward_scale: Positive = 1.0  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
-    normalize_reward: bool = added(field(), False)
+    normalize_reward: bool = setting(False, added=True)
     #: seconds; the run fails if one step of all copies takes longer than this; null = no limit
-    step_timeout: Optional[float] = added(number(gt=0), None)
+    step_timeout: Positive | None = setting(None, added=True)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
-    wrappers: list[Part] = field(
-        default_factory=list, metadata={"added": [], "own": True, "home": "gymnasium.wrappers"}
-    )
+    wrappers: list[Wrapper] = setting([], added=True, own=True)
     #: the keys of a Dict observation to use, as in [image, direction]
-    observation_keys: Optional[list[str]] = added(field(), None)
+    observation_keys: list[str] | None = setting(None, added=True)
     #: the mask of allowed actions: auto (action_mask in the observation), info (in info) or none
-    action_mask: str = added(choice("auto", "info", "none"), "auto")
+    action_mask: Literal["auto", "info", "none"] = setting("auto", added=True)
     #: the dimension of an image that has its channels: first, last or auto (the run prints it)
-    channels: str = added(choice("auto", "first", "last"), "auto")
+    channels: Literal["auto", "first", "last"] = setting("auto", added=True)
     # Set by klrl: the module in ``id`` -> its source.
-    sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
+    sources: dict[str, str] = setting({}, added=True)
 
     #: The setting that holds the environment's arguments.
     arguments: ClassVar[str] = "env.kwargs"
@@ -54,7 +63,7 @@ class CustomEnvConfig(OwnPart, EnvConfig):
     """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
 
     id: str = ""  # unused here: env.target names the environment
-    kwargs: Values = field(default_factory=dict)  # unused here: env.args holds the arguments
+    kwargs: Values = setting({})  # unused here: env.args holds the arguments
 
     arguments: ClassVar[str] = "env.args"
 
@@ -68,11 +77,11 @@ class CustomEnvConfig(OwnPart, EnvConfig):
 class ActorConfig(ChoiceConfig):
     """A categorical distribution over discrete actions."""
 
-    hidden: list[int] = setting([64, 64])  # widths of the hidden layers, policy and critic alike
-    activation: str = choice(*ACTIVATIONS)  # tanh, relu, elu, silu, gelu
-    share_trunk: bool = setting(False)  # true: policy and critic share their hidden layers
-    init: Optional[str] = None  # a run folder to start from: its weights, critic and normaliser
-    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
+    hidden: Widths = setting([64, 64])  # widths of the hidden layers, policy and critic alike
+    activation: Activation = "tanh"  # tanh, relu, elu, silu, gelu
+    share_trunk: bool = False  # true: policy and critic share their hidden layers
+    init: str | None = None  # a run folder to start from: its weights, critic and normaliser
+    init_which: Literal["last", "best"] = setting("last", added=True)  # the checkpoint of that run
 
     #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
@@ -97,7 +106,7 @@ class GaussianActorConfig(ActorConfig):
     """An MLP; its distribution follows the action space: normal for Box, else categorical."""
 
     #: standard deviation at the start; with tanh_normal, of the action before tanh
-    init_std: float = number(1.0, gt=0)
+    init_std: Positive = 1.0
 
 
 @registered("actor", "custom", control="control.policy.own:custom_agent")
@@ -105,10 +114,11 @@ class CustomActorConfig(OwnPart, GaussianActorConfig):
     """Your networks, with a distribution of klrl: actor.target=package.module:Name."""
 
     #: auto is normal for Box actions, categorical for discrete ones
-    distribution: str = choice("auto", "normal", "tanh_normal", "categorical")
-    own_critic: Part = own_part()  # own_critic.target=package.module:Name; null: klrl's MLP
-    hidden: list[int] = setting([64, 64])  # widths of klrl's critic
-    share_trunk: bool = setting(False)  # custom networks share nothing
+    distribution: Literal["auto", "normal", "tanh_normal", "categorical"] = "auto"
+    #: own_critic.target=package.module:Name; null: klrl's MLP
+    own_critic: Part = setting(None, added=True, own=True)
+    hidden: Widths = setting([64, 64])  # widths of klrl's critic
+    share_trunk: bool = False  # custom networks share nothing
 
     distribution_setting: ClassVar[str] = "actor.distribution"
     fitting: ClassVar[str] = "auto"
@@ -124,14 +134,14 @@ class CNNActorConfig(GaussianActorConfig):
     """A CNN for images, MLPs for the rest; normal for Box, categorical for discrete actions."""
 
     #: nature: Mnih et al. 2015, images of at least 36 x 36; impala: Espeholt et al. 2018, any size
-    arch: str = choice("nature", "impala")
+    arch: Literal["nature", "impala"] = "nature"
     #: divides pixels; null: the upper bound of the image's space
-    scale: Optional[float] = number(None, gt=0)
+    scale: Positive | None = None
     #: widths of the layers after the CNN; of several observation keys each is encoded to hidden[0]
-    hidden: list[int] = setting([512])
-    activation: str = choice(*ACTIVATIONS, value="relu")  # activation of the hidden layers
+    hidden: Widths = setting([512])
+    activation: Activation = "relu"  # activation of the hidden layers
     #: true: policy and critic share the CNN and the hidden layers, at half the cost
-    share_trunk: bool = setting(True)
+    share_trunk: bool = True
 
 
 @registered(
@@ -141,11 +151,11 @@ class CNNActorConfig(GaussianActorConfig):
 class CollectorConfig(ChoiceConfig):
     """klrl's own loop over the batched environment; its batches are in TorchRL's format."""
 
-    steps: int = number(128, ge=1)  # steps of each copy per rollout
+    steps: Count = 128  # steps of each copy per rollout
 
     #: Whether the batches contain recorded actions of another policy.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None  # a setting only if ``imitates``
+    patience: ClassVar[int | None] = None  # a setting only if ``imitates``
 
 
 @registered("collector", "demonstrations", control="control.run.demonstrations:Demonstrations")
@@ -153,10 +163,10 @@ class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 
     data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
-    steps: int = number(32, ge=1)  # a rollout has env.num_envs pieces of this many frames
+    steps: Count = 32  # a rollout has env.num_envs pieces of this many frames
     #: share of episodes held out from training; their likelihood determines the best checkpoint
-    held_out: float = number(0.1, ge=0, le=0.9)
+    held_out: Annotated[Number, Field(ge=0, le=0.9)] = 0.1
     #: the run ends after this many rollouts without a better held-out likelihood; null = never
-    patience: Optional[int] = number(50, ge=1)  # type: ignore[misc]
+    patience: Count | None = 50  # type: ignore[misc]
 
     imitates = True

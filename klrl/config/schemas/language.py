@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Optional
+from typing import Annotated, ClassVar, Literal
 
 from omegaconf import MISSING
+from pydantic import Field
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, Settings, added, choice, number, setting
-from klrl.config.types import Values, Words
+from klrl.config.fields import (
+    ChoiceConfig,
+    Count,
+    Natural,
+    Number,
+    Positive,
+    Settings,
+    Share,
+    Values,
+    Words,
+    setting,
+)
+
+#: At most 1e9 seconds, since Python waits for a thread at most 9.2e9 seconds.
+Timeout = Annotated[Number, Field(gt=0, le=1e9)]
 
 
 @dataclass
@@ -17,12 +31,11 @@ class LanguageEnvConfig(ChoiceConfig):
     """Prompts and reward functions; a response is an episode of one step."""
 
     reward: Words = MISSING
-    reward_weights: Optional[list[float]] = added(field(), None)  # one per reward; null = 1 each
-    # At most 1e9, since Python waits for a thread at most 9.2e9 seconds.
+    reward_weights: list[float] | None = setting(None, added=True)  # one per reward; null = 1 each
     #: seconds that a call of the reward function may take; null = no limit
-    reward_timeout: Optional[float] = number(None, gt=0, le=1e9)
+    reward_timeout: Timeout | None = None
     # Set by klrl: the module in ``reward`` -> its source.
-    sources: dict[str, str] = field(default_factory=dict, metadata={"added": {}})
+    sources: dict[str, str] = setting({}, added=True)
 
     #: The names of the task's own rewards.
     own_rewards: ClassVar[tuple[str, ...]] = ()
@@ -37,12 +50,12 @@ class LanguageEnvConfig(ChoiceConfig):
 class SortDigitsConfig(LanguageEnvConfig):
     """A built-in language task: sort the digits; part of experiment=sort_digits."""
 
-    shortest: int = number(4, ge=1)  # fewest digits of a problem
-    longest: int = number(8, ge=1)  # most digits
-    shots: int = number(0, ge=0)  # worked examples before the question; they need an actor.model
+    shortest: Count = 4  # fewest digits of a problem
+    longest: Count = 8  # most digits
+    shots: Natural = 0  # worked examples before the question; they need an actor.model
 
     #: exact (gold), proxy (hackable), module:function, FILE.py:function, model:FOLDER, or a list
-    reward: Words = setting("exact")
+    reward: Words = "exact"
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact", "proxy")
 
@@ -52,7 +65,7 @@ class InstructionsConfig(LanguageEnvConfig):
     """Describe a thing in one sentence, verified by a function; part of experiment=smollm."""
 
     #: followed (all), followed_share, module:function, FILE.py:function, model:FOLDER, or a list
-    reward: Words = setting("followed_share")
+    reward: Words = "followed_share"
 
     own_rewards: ClassVar[tuple[str, ...]] = ("followed", "followed_share")
 
@@ -63,17 +76,18 @@ class TextConfig(LanguageEnvConfig):
 
     #: JSON lines or a JSON list; by klrl[data] parquet or a folder; rows have prompt or messages
     data: str = MISSING
-    split: str = added(field(), "train")  # the split to read, as from files like train-0.parquet
-    eval_data: Optional[str] = None  # data for evaluation; null = env.data
-    eval_split: Optional[str] = added(field(), None)  # split of evaluations; null = env.split
+    #: the split to read, as from files like train-0.parquet
+    split: str = setting("train", added=True)
+    eval_data: str | None = None  # data for evaluation; null = env.data
+    eval_split: str | None = setting(None, added=True)  # split of evaluations; null = env.split
     #: share of the prompts held out for evaluation, if eval_data and eval_split are null
-    eval_share: float = added(number(ge=0), 0.0)
+    eval_share: Annotated[Number, Field(ge=0, lt=1)] = setting(0.0, added=True)
     #: arguments of the chat template, as in env.template_kwargs.enable_thinking=false
-    template_kwargs: Values = field(default_factory=dict, metadata={"added": {}})
+    template_kwargs: Values = setting({}, added=True)
     #: module:function or FILE.py:function of (prompts, responses, rows), model:FOLDER, or a list
     reward: Words = MISSING
     #: seconds that a reward call may take; null = no limit, and calls run on the main thread
-    reward_timeout: Optional[float] = number(60, gt=0, le=1e9)
+    reward_timeout: Timeout | None = 60
 
     own_rewards: ClassVar[tuple[str, ...]] = ("exact",)  # if the rows have an answer
 
@@ -82,12 +96,12 @@ class TextConfig(LanguageEnvConfig):
 class LoraConfig(Settings):
     """Low-rank adapters, trained instead of the weights; r = 0 trains the weights."""
 
-    r: int = number(0, ge=0)  # rank of the adapters; 0 = no adapters, all weights are trained
-    alpha: float = number(16.0, gt=0)  # the adapters' update is scaled by alpha / r
+    r: Natural = 0  # rank of the adapters; 0 = no adapters, all weights are trained
+    alpha: Positive = 16.0  # the adapters' update is scaled by alpha / r
     #: must be 0: dropout would make the updated policy differ from the policy that sampled
-    dropout: float = number(0.0, ge=0, le=1)
+    dropout: Share = 0.0
     #: a list of names of layers, or all-linear: all linear layers except the head
-    target_modules: Words = setting("all-linear")
+    target_modules: Words = "all-linear"
 
 
 @registered("actor", "causal_lm", language="language.run.load:make_policy")
@@ -95,14 +109,14 @@ class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
     #: a folder of save_pretrained, or a hub id; null = klrl's own model for sort_digits
-    model: Optional[str] = None
+    model: str | None = None
     #: dtype of the weights; LoRA adapters are float32; bfloat16 without LoRA: learner.dtype=mixed
-    dtype: str = choice("float32", "bfloat16", "float64")
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     #: true: compute activations again in the backward pass; less memory, a third slower
-    gradient_checkpointing: bool = setting(False)
+    gradient_checkpointing: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
-    init: Optional[str] = None  # a run to start from: its weights or adapters, and its value head
-    init_which: str = added(choice("last", "best"), "last")  # the checkpoint of that run
+    init: str | None = None  # a run to start from: its weights or adapters, and its value head
+    init_which: Literal["last", "best"] = setting("last", added=True)  # the checkpoint of that run
 
 
 @registered(
@@ -114,16 +128,16 @@ class CausalLMConfig(ChoiceConfig):
 class SamplerConfig(ChoiceConfig):
     """Responses sampled from a language model with a KV cache."""
 
-    prompts: int = number(32, ge=1)  # prompts per rollout
-    group_size: int = number(8, ge=1)  # responses to each prompt
-    max_new_tokens: int = number(16, ge=1)  # a longer response is cut off, and flagged
-    temperature: float = number(1.0, gt=0)  # the policy is softmax(logits / temperature)
-    samples_every: int = number(5, ge=0)  # iterations between entries in samples.jsonl; 0 = never
-    samples_count: int = number(4, ge=1)  # responses per entry
+    prompts: Count = 32  # prompts per rollout
+    group_size: Count = 8  # responses to each prompt
+    max_new_tokens: Count = 16  # a longer response is cut off, and flagged
+    temperature: Positive = 1.0  # the policy is softmax(logits / temperature)
+    samples_every: Natural = 5  # iterations between entries in samples.jsonl; 0 = never
+    samples_count: Count = 4  # responses per entry
 
     #: Whether the batches contain answers from data instead of sampled responses.
     imitates: ClassVar[bool] = False
-    patience: ClassVar[Optional[int]] = None  # a setting only if ``imitates``
+    patience: ClassVar[int | None] = None  # a setting only if ``imitates``
 
 
 @registered(
@@ -135,9 +149,9 @@ class SamplerConfig(ChoiceConfig):
 class AnswersConfig(SamplerConfig):
     """The answers of the data's rows, in place of sampled responses; part of experiment=sft."""
 
-    group_size: int = setting(1)  # one answer to a prompt
+    group_size: Count = 1  # one answer to a prompt
     #: the run ends after this many rollouts without a better likelihood of the evaluation split's
     #: answers; null = never
-    patience: Optional[int] = number(10, ge=1)  # type: ignore[misc]
+    patience: Count | None = 10  # type: ignore[misc]
 
     imitates = True

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Annotated, Literal
 
 from omegaconf import MISSING
+from pydantic import Field
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, added, choice, number, own_part, setting
+from klrl.config.fields import (
+    ChoiceConfig,
+    Count,
+    NonNegative,
+    OwnPart,
+    Part,
+    Positive,
+    Share,
+    Unit,
+    Whole,
+    one_of,
+    setting,
+)
 from klrl.config.placement import DIVERGENCES, ESTIMATORS, OWN, PLACEMENTS
-from klrl.config.types import Part, Whole
+
+#: The file that declares the values of estimator, placement and divergence.
+_LISTS = "klrl/config/placement.py"
 
 
 @registered(
@@ -27,7 +42,7 @@ class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
     path: str = MISSING  # the run folder
-    which: str = choice("last", "best")  # the checkpoint: last or best
+    which: Literal["last", "best"] = "last"  # the checkpoint: last or best
 
 
 @registered("reference", "model", language="kl.reference:OtherPolicyReference")
@@ -47,14 +62,14 @@ class CustomReferenceConfig(OwnPart, ReferenceConfig):
 class EMAReferenceConfig(ReferenceConfig):
     """An exponential moving average of the policy."""
 
-    decay: float = number(0.99, ge=0, le=1)  # each iteration keeps this share of the old average
+    decay: Share = 0.99  # each iteration keeps this share of the old average
 
 
 @registered("reference", "periodic", both="kl.reference:PeriodicReference")
 class PeriodicReferenceConfig(ReferenceConfig):
     """A copy of the policy, renewed at intervals."""
 
-    every: int = number(10, ge=1)  # iterations between two copies
+    every: Count = 10  # iterations between two copies
 
 
 @registered("kl", "none", control="control.run.kl:no_kl", language="language.run.kl:no_kl")
@@ -66,9 +81,9 @@ class KLConfig(ChoiceConfig):
 class LegacyKLConfig(KLConfig):
     """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
-    coef: float = number(0.1, ge=0)  # penalty per nat of KL(policy||reference); 0: only measure
+    coef: NonNegative = 0.1  # penalty per nat of KL(policy||reference); 0: only measure
     #: charge the batch (rollout), or in the environment (step; language: TorchRL's ChatEnv, slow)
-    apply: str = choice("rollout", "step")
+    apply: Literal["rollout", "step"] = "rollout"
 
 
 @registered(
@@ -78,18 +93,18 @@ class RetrieveKLConfig(LegacyKLConfig):
     """Three transforms: log-probs of the policy, those of the reference, and the KL."""
 
     #: k1, k2, k3 (sampled), exact, or custom: own_estimator; in the reward only k1 is unbiased
-    estimator: str = choice(*ESTIMATORS, OWN, declared_in="klrl/config/placement.py")
+    estimator: Annotated[str, one_of((*ESTIMATORS, OWN), _LISTS)] = "k1"
     #: reward; loss (own step only); split (exact: own step in the loss, all steps in the reward)
-    placement: str = choice(*PLACEMENTS)
-    allow_biased: bool = setting(False)  # true: accept a gradient that differs from the KL's
+    placement: Annotated[str, one_of(PLACEMENTS, _LISTS)] = "reward"
+    allow_biased: bool = False  # true: accept a gradient that differs from the KL's
     #: reverse: KL(policy||reference); forward, js or custom need estimator=exact, in loss or split
-    divergence: str = added(choice(*DIVERGENCES, OWN), "reverse")
+    divergence: Annotated[str, one_of((*DIVERGENCES, OWN), _LISTS)] = setting("reverse", added=True)
     #: divergence=js or custom of Gaussians: samples per state (js: from each of both policies)
-    samples_mc_js: int = added(number(ge=2), 16)
+    samples_mc_js: Annotated[Whole, Field(ge=2)] = setting(16, added=True)
     #: estimator=custom: own_estimator.target=package.module:function of log_ratio
-    own_estimator: Part = own_part()
+    own_estimator: Part = setting(None, added=True, own=True)
     #: divergence=custom: own_divergence.target=...; actions that the policy never takes are ignored
-    own_divergence: Part = own_part()
+    own_divergence: Part = setting(None, added=True, own=True)
 
 
 @registered("controller", "fixed", both="kl.controllers:FixedKLController")
@@ -101,20 +116,20 @@ class ControllerConfig(ChoiceConfig):
 class ScheduleControllerConfig(ControllerConfig):
     """Changes kl.coef to a second value over the frames."""
 
-    shape: str = choice("linear", "cosine")  # linear or cosine
-    end: float = number(0.0, ge=0)  # coefficient at the end
-    frames: Whole = number(None, gt=0, whole=True)  # frames until the end; null = the whole run
+    shape: Literal["linear", "cosine"] = "linear"  # linear or cosine
+    end: NonNegative = 0.0  # coefficient at the end
+    frames: Count | None = None  # frames until the end; null = the whole run
 
 
 @dataclass
 class TargetControllerConfig(ControllerConfig):
     """Multiplies kl.coef so that the KL approaches a target."""
 
-    target: float = number(0.1, gt=0)  # target of KL(policy||reference), in nats per unit
+    target: Positive = 0.1  # target of KL(policy||reference), in nats per unit
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
-    unit: Optional[str] = added(choice("step", "token", "sequence", optional=True), None)
-    coef_min: float = number(1e-4, gt=0)  # kl.coef never falls below this
-    coef_max: float = number(1e4, gt=0)  # kl.coef never rises above this
+    unit: Unit | None = setting(None, added=True)
+    coef_min: Positive = 1e-4  # kl.coef never falls below this
+    coef_max: Positive = 1e4  # kl.coef never rises above this
 
 
 @registered("controller", "adaptive", both="kl.controllers:AdaptiveKLController")
@@ -122,23 +137,23 @@ class AdaptiveControllerConfig(TargetControllerConfig):
     """Multiplies kl.coef to bring KL(policy||reference) to a target (Ziegler et al. 2019)."""
 
     #: frames in which kl.coef may change by a fifth; null: ten rollouts
-    horizon: Optional[float] = number(None, gt=0)
+    horizon: Positive | None = None
 
 
 @registered("controller", "dual", both="kl.controllers:DualKLController")
 class DualControllerConfig(TargetControllerConfig):
     """Dual ascent in log kl.coef on the constraint KL(policy||reference) <= target."""
 
-    lr: float = number(0.1, gt=0)  # ln coef += lr * (KL / target - 1), per iteration
+    lr: Positive = 0.1  # ln coef += lr * (KL / target - 1), per iteration
 
 
 @registered("controller", "held", both="kl.controllers:HeldKLController")
 class HeldControllerConfig(TargetControllerConfig):
     """PI control of log kl.coef towards a target KL; the gains fall if the KL oscillates."""
 
-    integral: float = number(0.2, ge=0)  # ln coef += integral * (KL / target - 1), per iteration
-    proportional: float = number(2.0, ge=0)  # ln coef += proportional * change of KL / target
-    limit: float = number(1.0, gt=0)  # bounds KL / target - 1 (integral: at up to 16 limit)
+    integral: NonNegative = 0.2  # ln coef += integral * (KL / target - 1), per iteration
+    proportional: NonNegative = 2.0  # ln coef += proportional * change of KL / target
+    limit: Positive = 1.0  # bounds KL / target - 1 (integral: at up to 16 limit)
 
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")

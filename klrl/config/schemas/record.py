@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Optional
+from dataclasses import dataclass
+from typing import Literal
+
+from omegaconf import MISSING
 
 from klrl.config.choices import registered
-from klrl.config.fields import ChoiceConfig, OwnPart, Settings, added, choice, number, setting
+from klrl.config.fields import ChoiceConfig, Count, Natural, OwnPart, Positive, Settings, setting
 
 #: No setting of a logger changes a result.
 ALL = ("*",)
@@ -26,7 +28,7 @@ class LoggerConfig(ChoiceConfig):
     """A logger without settings; every run also writes ``metrics.jsonl``."""
 
     #: further loggers: tensorboard
-    also: list[str] = field(default_factory=list, metadata={"added": []})
+    also: list[str] = setting([], added=True)
 
 
 @registered(
@@ -41,9 +43,9 @@ class WandbConfig(LoggerConfig):
     """Wandb, in addition to metrics.jsonl; offline unless a key is found."""
 
     #: auto (WANDB_MODE, else online with a key, else offline), offline or online
-    mode: str = choice("auto", "offline", "online")
-    project: str = setting("klrl")  # wandb project
-    entity: Optional[str] = None  # wandb team or user
+    mode: Literal["auto", "offline", "online"] = "auto"
+    project: str = "klrl"  # wandb project
+    entity: str | None = None  # wandb team or user
     tags: list[str] = setting([])  # wandb tags
 
 
@@ -57,17 +59,17 @@ class EvalConfig(Settings):
     """Episodes (language: responses) in separate environments, during training and at its end."""
 
     #: iterations between evaluations; 0 = no evaluations; null: evaluations and share decide
-    every: Optional[int] = number(ge=0)
-    episodes: int = number(ge=1)  # episodes (responses) of an evaluation during the run
+    every: Natural | None = MISSING
+    episodes: Count = MISSING  # episodes (responses) of an evaluation during the run
     #: largest number of evaluations, from before the first update to after the last; 0 = none
-    evaluations: int = added(number(ge=0), 10)
-    steps: int = added(number(ge=1), 10_000)  # most steps of one evaluation during the run
+    evaluations: Natural = setting(10, added=True)
+    steps: Count = setting(10_000, added=True)  # most steps of one evaluation during the run
     #: all evaluations during the run together take at most share x frames steps
-    share: float = added(number(gt=0), 1.0)
+    share: Positive = setting(1.0, added=True)
     #: episodes of a further evaluation at the end, from other start states; 0 = none
-    final: int = added(number(ge=0), 0)
+    final: Natural = setting(0, added=True)
     #: false: the likeliest actions (language: tokens), true: sampled as in training
-    sampled: bool = added(field(), False)
+    sampled: bool = setting(False, added=True)
 
     @property
     def on(self) -> bool:
@@ -80,4 +82,4 @@ class CheckpointConfig(Settings):
     """When a run writes checkpoints."""
 
     #: iterations between checkpoints; the last iteration always writes one
-    every: int = number(ge=1)
+    every: Count = MISSING

@@ -44,7 +44,7 @@ def wrappers_of(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
 
 
 def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.Env:
-    if str(part.target).startswith("gymnasium."):
+    if part.target.startswith("gymnasium."):
         # Gymnasium's wrappers require tuples, but YAML only has lists.
         args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
         part = replace(part, args=args)

@@ -155,7 +155,7 @@ def load_parties(
     policy = load(parties.run)
     known, other = {parties.run: policy}, policy
     if isinstance(parties.other, OwnPart):
-        other = replace(policy, actor=own_reference("--to", parties.other, policy).to(device))
+        other = replace(policy, actor=own_reference("other", parties.other, policy).to(device))
     elif parties.other is None:
         other = trained_reference(parties.run, parties.which, str(device))
     elif parties.other != parties.run:
@@ -166,7 +166,7 @@ def load_parties(
 def _check_kinds(parties: Parties, config: Config) -> None:
     """Require that the stored policies can act in the states of ``parties.on``."""
     on = policy_kind(config.env, control_config(parties.on).actor)
-    for setting, path in (("RUN", parties.run), ("--to", parties.other)):
+    for setting, path in (("RUN", parties.run), ("other", parties.other)):
         if not isinstance(path, Path):
             continue
         stored = control_config(path)

@@ -230,11 +230,11 @@ def distances(
         other = scored_by_reference(reference, temperature)
         scorers.append(reference.module)
     else:
-        known[parties.other] = other_policy(parties.other, "--to", config, load)
+        known[parties.other] = other_policy(parties.other, "other", config, load)
         other = scored_by(known[parties.other], temperature)
         scorers.append(known[parties.other].model)
     if parties.on not in known:
-        known[parties.on] = other_policy(parties.on, "--on", config, load)
+        known[parties.on] = other_policy(parties.on, "on", config, load)
     for path, each in known.items():
         require_same_tokens(str(path), each, "RUN", policy, chat=task.chat)
     player = Player.of_trained(config, within_contexts(known[parties.on], *scorers), task)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -244,7 +244,7 @@ def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConf
     return computing_in(other, "mixed" if low else "float32")
 
 
-def computing_in(config: LanguageConfig, dtype: str) -> LanguageConfig:
+def computing_in(config: LanguageConfig, dtype: Literal["float32", "mixed"]) -> LanguageConfig:
     """Return the job with float32 weights and arithmetic ``dtype``: float32 or mixed."""
     return replace(
         config,
