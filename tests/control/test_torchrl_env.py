@@ -15,14 +15,13 @@ from torchrl.data import (
     Composite,
     MultiCategorical,
     MultiOneHot,
-    NonTensor,
     OneHot,
     TensorSpec,
     Unbounded,
 )
 from torchrl.envs import EnvBase, PendulumEnv, StepCounter, TransformedEnv
 
-from klrl.base.errors import ConfigError, EnvError
+from klrl.base.errors import EnvError
 from klrl.control.env.contract import Misfit
 from klrl.control.env.copies import VectorGymEnv
 from klrl.control.env.torchrl_env import TorchRLEnv
@@ -212,38 +211,6 @@ def test_an_end_that_is_not_terminal_is_a_truncation(terminal: bool) -> None:
     env = TorchRLEnv("env", Ends())
     env.reset(seed=0)
     assert env.step(np.zeros(2, np.float32))[2:4] == (terminal, not terminal)
-
-
-def changed(**specs: TensorSpec) -> EnvBase:
-    base = Dice()
-    for name, spec in specs.items():
-        setattr(base, name, spec)
-    return base
-
-
-WRONG = {
-    "two actions": (
-        lambda: changed(action_spec=Composite(a=Unbounded(1), b=Unbounded(1))),
-        "has 2 actions (a, b); give one",
-    ),
-    "agents": (
-        lambda: changed(done_spec=Composite(agents=Composite(done=Binary(1, dtype=torch.bool)))),
-        "its done_spec has agents.done, agents.terminated; add done",
-    ),
-    "text": (
-        lambda: changed(observation_spec=Composite(word=NonTensor(shape=()))),
-        "its observation_spec's word is no tensor of shape (); leave it out, with torchrl.envs.",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", WRONG)
-def test_specs_that_are_not_served_are_named(fault: str) -> None:
-    make, said = WRONG[fault]
-    with pytest.raises(ConfigError) as error:
-        TorchRLEnv("env.target=own:Env", make())
-    assert str(error.value).startswith(f"env.target=own:Env: {said}")
-    assert len(str(error.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
