@@ -23,6 +23,8 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded, files_below, read_plain
 from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_json_file
 
+#: The default of ``env.split``.
+SPLIT = "train"
 #: A folder that contains one of these files was written by ``save_to_disk`` of ``datasets``.
 _SAVED = ("dataset_dict.json", "state.json")
 #: An address as an item of a list in YAML, or as the value of a key that names data.
@@ -32,7 +34,7 @@ _ADDRESS = re.compile(r"^[\s-]*(?:(?:data_files|path):)?[\s\[\"']*\w+://", re.MU
 def read_prompts(
     path: str | Path,
     setting: str = "env.data",
-    split: str = "train",
+    split: str = SPLIT,
     *,
     set_by: str | None = None,
 ) -> list[Prompt]:

@@ -22,7 +22,7 @@ from klrl.config import (
     TextConfig,
     factory,
 )
-from klrl.language.data.files import hold_out, read_prompts, rows_digest
+from klrl.language.data.files import SPLIT, hold_out, read_prompts, rows_digest
 from klrl.language.data.instructions import Instructions
 from klrl.language.data.prompts import (
     Prompt,
@@ -208,7 +208,7 @@ def instructions(config: InstructionsConfig, seed: int) -> Task:
 def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; see :func:`make_task`."""
     reward = _reward(config)
-    set_by = "env.split" if config.split != TextConfig.split else None
+    set_by = "env.split" if config.split != SPLIT else None
     prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, set_by=set_by)
     train, held_out, notes = _splits(config, prompts)
     read = {f"env.data={config.data}": prompts}

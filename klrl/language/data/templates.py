@@ -1,4 +1,4 @@
-"""Renders chat templates, the code of a model's author, in a process of their own.
+"""Renders chat templates, the code of a model's author, in a child process.
 
 A template can call C code that runs for hours, such as the sum of a million lists. Neither a thread
 nor a signal's handler in the same process ends such a call, but a timer's signal ends the process.

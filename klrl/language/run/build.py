@@ -1,7 +1,7 @@
 """Builds the parts of a language run, a function each; :class:`LanguageParts` calls them in order.
 
-The order is part of a run's numbers: ``policy`` seeds torch, and new layers, adapters and the value
-head are its first draws. ``weights`` reads ``actor.init`` before ``reference`` copies the policy.
+The order is part of a run's numbers: ``make_policy`` seeds torch, and new adapters draw first.
+``make_weights`` reads ``actor.init`` before ``make_reference`` copies the policy.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.reference import ReferenceRule
+from klrl.language.data import tasks
 from klrl.language.data.prompts import PromptBatch, PromptStream
-from klrl.language.data.tasks import Task, make_task
+from klrl.language.data.tasks import Task
 from klrl.language.model import pretrained
 from klrl.language.run.advantage import Advantage
 from klrl.language.run.answers import answer_ids, answered
@@ -37,18 +38,20 @@ from klrl.train.learner import Learner
 Say = Callable[[str], None]
 
 
-def task(config: LanguageConfig) -> Task:
+def make_task(config: LanguageConfig) -> Task:
     """Make the task: prompts and rewards."""
-    return make_task(config.env, config.seed)
+    return tasks.make_task(config.env, config.seed)
 
 
-def policy(config: LanguageConfig, task: Task, say: Say) -> Policy:
+def make_policy(config: LanguageConfig, task: Task, say: Say) -> Policy:
     """Seed torch, then load the model, with any new adapters and value head."""
     seed_generators(derived_seed(config.seed, "torch"))
     return factory("actor", config.actor, config.domain)(config, chat=task.chat, say=say)
 
 
-def weights(config: LanguageConfig, policy: Policy, rule: ReferenceRule, *, fresh: bool) -> Weights:
+def make_weights(
+    config: LanguageConfig, policy: Policy, rule: ReferenceRule, *, fresh: bool
+) -> Weights:
     """Return the weights that checkpoints contain; in a fresh run, load those of ``actor.init``."""
     # A checkpoint depends on the base weights if it contains only adapters, or if the reference is
     # made from the base weights.
@@ -61,7 +64,7 @@ def weights(config: LanguageConfig, policy: Policy, rule: ReferenceRule, *, fres
     return weights
 
 
-def reference(
+def make_reference(
     config: LanguageConfig,
     policy: Policy,
     rule: ReferenceRule,
@@ -78,7 +81,9 @@ def reference(
     return Reference.start(rule, policy.model, load, checkpointed=checkpointed(rule, config))
 
 
-def kl(config: LanguageConfig, policy: Policy, reference: Reference | None) -> ReferenceKL | None:
+def make_kl(
+    config: LanguageConfig, policy: Policy, reference: Reference | None
+) -> ReferenceKL | None:
     """Make KL(policy||reference), charged in TorchRL's environment if ``kl.apply=step``."""
     kl: ReferenceKL | None = factory("kl", config.kl, config.domain)(config.kl)
     if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
@@ -90,7 +95,7 @@ def kl(config: LanguageConfig, policy: Policy, reference: Reference | None) -> R
     return kl
 
 
-def prompts(config: LanguageConfig, task: Task, policy: Policy) -> PromptStream:
+def make_prompts(config: LanguageConfig, task: Task, policy: Policy) -> PromptStream:
     """Return the stream of training prompts, after a check of all prompts of a file."""
     tokenizer = policy.causal.tokenizer
     limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
@@ -100,7 +105,7 @@ def prompts(config: LanguageConfig, task: Task, policy: Policy) -> PromptStream:
     return task.stream(tokenizer, limit)
 
 
-def layouts(
+def preflight(
     config: LanguageConfig,
     task: Task,
     policy: Policy,
@@ -134,7 +139,7 @@ def _try_rewards(
         raise ConfigError(f"{error}; fix it, or choose another env.reward") from error
 
 
-def advantage(
+def make_advantage(
     config: LanguageConfig, policy: Policy, kl: ReferenceKL | None
 ) -> tuple[Advantage, list[str]]:
     """Make the estimator of advantages; with a line if a custom loss gets advantages of 0."""
@@ -149,7 +154,7 @@ def advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
-def learner(
+def make_learner(
     config: LanguageConfig,
     policy: Policy,
     layout: ScoringLayout,

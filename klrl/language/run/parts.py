@@ -49,23 +49,23 @@ class LanguageParts(Parts):
         rule, fresh = self.reference_rule, before is None
         described = (before or {}).get("reference")
         self.config = config
-        self.task = build.task(config)
-        self.policy = build.policy(config, self.task, _say)
-        self.weights = build.weights(config, self.policy, rule, fresh=fresh)
-        self.reference = build.reference(config, self.policy, rule, described)
+        self.task = build.make_task(config)
+        self.policy = build.make_policy(config, self.task, _say)
+        self.weights = build.make_weights(config, self.policy, rule, fresh=fresh)
+        self.reference = build.make_reference(config, self.policy, rule, described)
         if self.reference is not None:
             self.policy = within_contexts(self.policy, self.reference.module)
-        self.prompts = build.prompts(config, self.task, self.policy)
+        self.prompts = build.make_prompts(config, self.task, self.policy)
         if n := self.task.evaluations:
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
-        self.kl = build.kl(config, self.policy, self.reference)
+        self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
-        self.layout, self.reference_layout, lines = build.layouts(
+        self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), fresh=fresh
         )
-        self.estimate_advantage, zero = build.advantage(config, self.policy, self.kl)
+        self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero]
-        self.learner = build.learner(config, self.policy, self.layout, self.reference, self.kl)
+        self.learner = build.make_learner(config, self.policy, self.layout, self.reference, self.kl)
 
     # ------------------------------------------------------------------------------ the steps
 
