@@ -83,6 +83,8 @@ Whole = Annotated[int, BeforeValidator(_no_switch), pydantic.Field(lt=2**63)]
 Natural = Annotated[Whole, pydantic.Field(ge=0)]
 Count = Annotated[Whole, pydantic.Field(ge=1)]
 Values = dict[str, Any]
+#: A path. An empty one, as from an unset shell variable, would mean the current folder.
+Place = Annotated[str, pydantic.Field(pattern=r"\S")]
 #: One name or several; the rules of the setting check them.
 Words = Annotated[str | list[str], SkipValidation]
 #: The steps whose KL a target counts: step (control), token (mean) or sequence (sum).
