@@ -154,7 +154,7 @@ def validated(path: str, schema: type[Schema], values: Mapping[str, Any]) -> Sch
         raise refusal(path, error.errors()[0]) from error
 
 
-#: Type of a pydantic error, up to ``_`` -> the remedy.
+#: Type of a pydantic error, or its first word -> the remedy.
 REMEDIES = {
     "float": "give a number",
     "finite": "give a finite number",
@@ -163,8 +163,7 @@ REMEDIES = {
     "list": "give a list, as in {key}=[{value}]",
     "dict": "give a dictionary, as in '{key}={{name: value}}'",
     "dataclass": "give its settings, as {key}.target=package.module:Name of a custom part",
-    "string": "give one text",
-    "string_pattern_mismatch": "has no value; give one",
+    "string_type": "give one text",
     "greater_than": "give a number > {gt}",
     "greater_than_equal": "give a number >= {ge}",
     "less_than": "give a number < {lt}",
