@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack, cast
 
@@ -21,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from klrl.base.cache import trust as trust_run
 from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
-from klrl.config.checks import check_config, check_device_name, checked, to_config
+from klrl.config.checks import check_device_name, checked, to_config
 from klrl.config.compose import job_config
 from klrl.config.given import Given
 from klrl.config.overrides import explained, flags, read
@@ -224,7 +225,7 @@ def run(
     argv: list[str] | None = None
     only = overrides[0] if len(overrides) == 1 else None
     if isinstance(only, JobConfig):
-        config = check_config(only)
+        config = checked(asdict(only))
     elif isinstance(only, Mapping) and isinstance(only.get("env"), Mapping):
         config = _typed(only)
     else:

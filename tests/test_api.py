@@ -204,8 +204,8 @@ def test_wrong_calls_are_answered_in_one_line(call, said: str) -> None:
         ("env", "num_envs", 4.5, "env.num_envs=4.5: give a whole number"),
         (None, "seed", None, "seed=None: "),
         (None, "device", 3, "device=3: choose auto"),
-        (None, "kl", "legacy", "kl='legacy': give an instance of one of"),
-        (None, "eval", None, "eval=None: give a klrl.config.EvalConfig"),
+        (None, "kl", "legacy", "kl: its settings name no choice"),
+        (None, "eval", None, "eval=None: give its settings"),
     ],
 )
 def test_wrong_types_in_a_config_are_answered_in_one_line(

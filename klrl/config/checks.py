@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
@@ -22,10 +21,8 @@ from klrl.config import (
     GROUPS,
     JOBS,
     LANGUAGE,
-    CheckpointConfig,
     ChoiceConfig,
     EnvConfig,
-    EvalConfig,
     JobConfig,
     Ungrouped,
     choice_of,
@@ -88,24 +85,6 @@ def checked(settings: Mapping[str, Any]) -> JobConfig:
 
 #: Settings of a job outside any group.
 _UNGROUPED = ("frames", "seed", "device", "threads", "eval", "checkpoint")
-
-
-def check_config(config: JobConfig) -> JobConfig:
-    """Check a job that was made or changed in Python, and return it with converted values."""
-    schemas: dict[str, type] = dict.fromkeys(GROUPS, ChoiceConfig)
-    schemas |= {"eval": EvalConfig, "checkpoint": CheckpointConfig}
-    for name, schema in schemas.items():
-        value = getattr(config, name)
-        if not isinstance(value, schema):
-            some = "an instance of one of klrl.config's settings classes"
-            one = some if name in GROUPS else f"a klrl.config.{schema.__name__}"
-            raise ConfigError(f"{name}={value!r}: give {one}")
-    job = checked(asdict(config))
-    if type(job) is not type(config):
-        raise ConfigError(
-            f"env={config.env.name}: belongs to {job.domain}, not to a {type(config).__name__}"
-        )
-    return job
 
 
 #: A language env -> an experiment that uses it.
@@ -175,7 +154,7 @@ def validated(path: str, schema: type[Schema], values: Mapping[str, Any]) -> Sch
         raise refusal(path, error.errors()[0]) from error
 
 
-#: Type of a pydantic error, up to ``_`` -> the remedy.
+#: Type of a pydantic error, or its first word -> the remedy.
 REMEDIES = {
     "float": "give a number",
     "finite": "give a finite number",
@@ -184,7 +163,7 @@ REMEDIES = {
     "list": "give a list, as in {key}=[{value}]",
     "dict": "give a dictionary, as in '{key}={{name: value}}'",
     "dataclass": "give its settings, as {key}.target=package.module:Name of a custom part",
-    "string": "give one text",
+    "string_type": "give one text",
     "greater_than": "give a number > {gt}",
     "greater_than_equal": "give a number >= {ge}",
     "less_than": "give a number < {lt}",

@@ -125,9 +125,8 @@ class Composer:
 
     def job_config(self, given: Sequence[Given]) -> JobConfig:
         """Compose and check one job."""
-        cfg = self.composed(given)
         with explained(given, self._from[0], (OmegaConfBaseException, UnknownSettingError)):
-            config = to_config(cfg)
+            config = to_config(self.composed(given))
         check_all_read(config, given)
         check_objective(config, given)
         complete(config)

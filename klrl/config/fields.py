@@ -63,6 +63,12 @@ def _no_switch(value: object) -> object:
     return value
 
 
+def _not_empty(value: str) -> str:
+    if not value.strip():
+        raise ValueError("has no value; give one")
+    return value
+
+
 def one_of(allowed: Sequence[str], declared_in: str) -> AfterValidator:
     """Require one value of a list, which the file ``declared_in`` declares."""
 
@@ -83,6 +89,8 @@ Whole = Annotated[int, BeforeValidator(_no_switch), pydantic.Field(lt=2**63)]
 Natural = Annotated[Whole, pydantic.Field(ge=0)]
 Count = Annotated[Whole, pydantic.Field(ge=1)]
 Values = dict[str, Any]
+#: A path. An empty one, as from an unset shell variable, would mean the current folder.
+Place = Annotated[str, AfterValidator(_not_empty)]
 #: One name or several; the rules of the setting check them.
 Words = Annotated[str | list[str], SkipValidation]
 #: The steps whose KL a target counts: step (control), token (mean) or sequence (sum).

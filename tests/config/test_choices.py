@@ -29,7 +29,7 @@ from klrl.config import (
     schemas,
     sweep,
 )
-from klrl.config.checks import check_config, checked, to_config, typed_choice
+from klrl.config.checks import checked, to_config, typed_choice
 from klrl.config.choices import Choice, registered, resolve
 from klrl.config.compose import Composer, _composed, compose, job_config
 from klrl.config.fields import ChoiceConfig, Natural, Positive, setting
@@ -194,18 +194,18 @@ def test_a_setting_that_is_added_orphans_no_sweep(monkeypatch) -> None:
 
 def test_settings_that_were_changed_in_python_are_checked() -> None:
     config = job_config(["kl=retrieve"])
-    check_config(config)
+    checked(dataclasses.asdict(config))
     config.kl.coef = -1.0
     with pytest.raises(ConfigError, match=r"kl.coef=-1.0: give a number >= 0"):
-        check_config(config)
+        checked(dataclasses.asdict(config))
     config = job_config([])
     config.loss = KLPENConfig(**{**vars(config.loss), "name": "clip"})
     with pytest.raises(ConfigError, match="loss.dtarg: no such setting"):
-        check_config(config)
+        checked(dataclasses.asdict(config))
     config = job_config(["experiment=sort_digits"])
     config.collector = job_config([]).collector
     with pytest.raises(ConfigError, match=r"collector=vector: env=sort_digits is a language task"):
-        check_config(config)
+        checked(dataclasses.asdict(config))
 
 
 def test_composing_once_and_merging_gives_what_hydra_gives() -> None:

@@ -13,17 +13,9 @@ from importlib import import_module
 from inspect import isfunction
 from typing import Any
 
-from klrl.base.errors import ConfigError
-
 
 def rules_of(domain: str) -> list[Callable[[Any], None]]:
     """Return the rules of a domain, then those of both domains."""
     files = [import_module(f"{__name__}.{name}") for name in (domain, "both")]
     found = [(file.__name__, each) for file in files for each in vars(file).values()]
     return [each for file, each in found if isfunction(each) and each.__module__ == file]
-
-
-def refuse_empty(setting: str, path: str | None, remedy: str) -> None:
-    """Refuse an empty path, as from an unset shell variable; it would mean the current folder."""
-    if path is not None and not path.strip():
-        raise ConfigError(f"{setting}: has no value; {remedy}")

@@ -18,7 +18,6 @@ from klrl.config import (
     TargetControllerConfig,
 )
 from klrl.config.placement import OWN, check_divergence, check_placement
-from klrl.config.rules import refuse_empty
 
 #: domain -> the allowed values of ``loss.reduction``, and the remedy for other values
 _REDUCTIONS = {
@@ -71,11 +70,6 @@ def check_lr(c: JobConfig) -> None:
             f"optim.lr={c.optim.lr:g}: outside optim.lr_min={c.optim.lr_min:g} .. "
             f"optim.lr_max={c.optim.lr_max:g}; start inside the bounds"
         )
-
-
-def check_actor_init(c: JobConfig) -> None:
-    """``actor.init`` is not an empty path."""
-    refuse_empty("actor.init", c.actor.init, "give a trained run: actor.init=outputs/RUN")
 
 
 def check_beta(c: JobConfig) -> None:

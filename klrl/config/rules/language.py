@@ -13,7 +13,6 @@ from klrl.config import (
     TextConfig,
 )
 from klrl.config.objectives import SHAPED
-from klrl.config.rules import refuse_empty
 
 _MOST_DIGITS = 64
 #: Arguments of ``apply_chat_template`` that klrl sets itself.
@@ -55,25 +54,18 @@ def check_reward_weights(c: LanguageConfig) -> None:
         )
 
 
-def check_data(c: LanguageConfig) -> None:
-    """Paths are not empty, and ``template_kwargs`` omits what klrl sets."""
-    if not isinstance(c.env, TextConfig):
-        return
-    refuse_empty("env.data", c.env.data, "give data files: env.data=prompts.jsonl")
-    remedy = "give data files, or null for those of env.data"
-    refuse_empty("env.eval_data", c.env.eval_data, remedy)
-    for name in c.env.template_kwargs:
+def check_template(c: LanguageConfig) -> None:
+    """``template_kwargs`` omits what klrl sets."""
+    for name in c.env.template_kwargs if isinstance(c.env, TextConfig) else ():
         if name in _RENDERING:
             raise ConfigError(f"env.template_kwargs.{name}: klrl sets it; drop it")
 
 
 def check_model(c: LanguageConfig) -> None:
     """``actor.model`` or ``actor.init`` is given; env=sort_digits has a default model."""
-    remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
     own = isinstance(c.env, SortDigitsConfig)
-    null = ", or null for a small one" if own else ""
-    refuse_empty("actor.model", c.actor.model, remedy + null)
     if not own and c.actor.model is None and c.actor.init is None:
+        remedy = "give a folder written by save_pretrained, a hub id, or smollm2"
         raise ConfigError(f"actor.model=null: env={c.env.name} needs a model; {remedy}")
 
 

@@ -14,6 +14,7 @@ from klrl.config.fields import (
     Number,
     OwnPart,
     Part,
+    Place,
     Positive,
     Values,
     Wrapper,
@@ -80,7 +81,7 @@ class ActorConfig(ChoiceConfig):
     hidden: Widths = setting([64, 64])  # widths of the hidden layers, policy and critic alike
     activation: Activation = "tanh"  # tanh, relu, elu, silu, gelu
     share_trunk: bool = False  # true: policy and critic share their hidden layers
-    init: str | None = None  # a run folder to start from: its weights, critic and normaliser
+    init: Place | None = None  # a run folder to start from: its weights, critic and normaliser
     init_which: Literal["last", "best"] = setting("last", added=True)  # the checkpoint of that run
 
     #: The setting that chooses the distribution.
@@ -162,7 +163,8 @@ class CollectorConfig(ChoiceConfig):
 class DemonstrationsConfig(CollectorConfig):
     """Frames of another policy, from a folder in TorchRL's format; part of experiment=clone."""
 
-    data: str = MISSING  # a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
+    #: a folder that klrl record, TensorDict.memmap or ReplayBuffer.dumps wrote
+    data: Place = MISSING
     steps: Count = 32  # a rollout has env.num_envs pieces of this many frames
     #: share of episodes held out from training; their likelihood determines the best checkpoint
     held_out: Annotated[Number, Field(ge=0, le=0.9)] = 0.1

@@ -14,6 +14,7 @@ from klrl.config.fields import (
     Count,
     Natural,
     Number,
+    Place,
     Positive,
     Settings,
     Share,
@@ -75,10 +76,10 @@ class TextConfig(LanguageEnvConfig):
     """Prompts from files and your own reward function; part of experiment=text."""
 
     #: JSON lines or a JSON list; by klrl[data] parquet or a folder; rows have prompt or messages
-    data: str = MISSING
+    data: Place = MISSING
     #: the split to read, as from files like train-0.parquet
     split: str = setting("train", added=True)
-    eval_data: str | None = None  # data for evaluation; null = env.data
+    eval_data: Place | None = None  # data for evaluation; null = env.data
     eval_split: str | None = setting(None, added=True)  # split of evaluations; null = env.split
     #: share of the prompts held out for evaluation, if eval_data and eval_split are null
     eval_share: Annotated[Number, Field(ge=0, lt=1)] = setting(0.0, added=True)
@@ -109,13 +110,13 @@ class CausalLMConfig(ChoiceConfig):
     """A causal language model of transformers."""
 
     #: a folder of save_pretrained, or a hub id; null = klrl's own model for sort_digits
-    model: str | None = None
+    model: Place | None = None
     #: dtype of the weights; LoRA adapters are float32; bfloat16 without LoRA: learner.dtype=mixed
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     #: true: compute activations again in the backward pass; less memory, a third slower
     gradient_checkpointing: bool = False
     lora: LoraConfig = field(default_factory=LoraConfig)
-    init: str | None = None  # a run to start from: its weights or adapters, and its value head
+    init: Place | None = None  # a run to start from: its weights or adapters, and its value head
     init_which: Literal["last", "best"] = setting("last", added=True)  # the checkpoint of that run
 
 

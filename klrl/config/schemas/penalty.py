@@ -15,6 +15,7 @@ from klrl.config.fields import (
     NonNegative,
     OwnPart,
     Part,
+    Place,
     Positive,
     Share,
     Unit,
@@ -41,7 +42,7 @@ class ReferenceConfig(ChoiceConfig):
 class CheckpointReferenceConfig(ReferenceConfig):
     """The policy of another run, as in reference=checkpoint reference.path=outputs/NAME."""
 
-    path: str = MISSING  # the run folder
+    path: Place = MISSING  # the run folder
     which: Literal["last", "best"] = "last"  # the checkpoint: last or best
 
 
@@ -50,7 +51,7 @@ class ModelReferenceConfig(ReferenceConfig):
     """A model from a folder, as in reference=model reference.path=FOLDER."""
 
     #: a folder of save_pretrained, a hub id, or smollm2; its vocabulary must equal the policy's
-    path: str = MISSING
+    path: Place = MISSING
 
 
 @registered("reference", "custom", control="kl.reference:OtherPolicyReference")

@@ -8,7 +8,7 @@ from typing import Annotated
 from omegaconf import MISSING
 from pydantic import Field
 
-from klrl.config.fields import Count, Natural, Settings, Whole
+from klrl.config.fields import Count, Natural, Place, Settings, Whole
 from klrl.config.schemas.record import CheckpointConfig, EvalConfig
 
 
@@ -26,7 +26,7 @@ class Ungrouped(Settings):
     #: CPU threads of torch; small networks are fastest with 1
     threads: Annotated[Whole, Field(ge=1, le=4096)] = MISSING
     #: experiment=clone: a folder of demonstrations; experiment=sft: prompts with answers
-    data: str | None = None
+    data: Place | None = None
     resume: str | None = None  # the folder of a run to continue, as in resume=outputs/NAME
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
