@@ -17,6 +17,7 @@ READERS: dict[str, tuple[set[str], str]] = {
     "safe_open": (set(), "safetensors have no code"),
     "TensorDict.load_memmap": ({"allow_pickle=False"}, "else unpickles other.pickle"),
     "datasets.load_from_disk": (set(), "Arrow tables and JSON"),
+    "datasets.load_dataset": (set(), "reads by ending: no scripts since 4, no pickles in a .tar"),
     "AutoConfig.from_pretrained": ({"trust_remote_code=False"}, "else imports auto_map"),
     "kind.from_pretrained": ({"trust_remote_code=False", "local_files_only=True"}, "else auto_map"),
     "AutoTokenizer.from_pretrained": ({"gguf_file=GGUF"}, "an installed package's GGUF file"),
