@@ -200,8 +200,6 @@ class KLRewardTransform(KeepsCoefficient, NextTransform):
                 f"assistant_only=False, but {key} has no log-probs of the prompt; set it to True"
             )
         rows = to_rows(log_probs)
-        if any(row.shape[0] > size for row, size in zip(rows, sizes, strict=True)):
-            raise ValueError(f"{key} has lengths {lengths(rows)}, longer than the tokens {sizes}")
         padded = zip(rows, sizes, strict=True)
         rows = [torch.cat([row.new_zeros(size - row.shape[0]), row]) for row, size in padded]
         return rows, _without_forced_zero(rows, masks)
