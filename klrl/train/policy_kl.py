@@ -7,7 +7,6 @@ over draws. All other divergences are exact.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from klrl.base.errors import ConfigError, user_code
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
 from klrl.config import CONTROL, OwnPart
 from klrl.config.own import typed_args
+from klrl.config.shorthand import part_of
 from klrl.domains import LANGUAGE, Domain, domain_of
 from klrl.runs.find import find_policy, is_model
 from klrl.runs.machine import device_of
@@ -151,8 +151,7 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
 
 def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
     """Find the second policy, :attr:`Parties.other`."""
-    if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
-        part = OwnPart(str(other))
+    if domain.name == CONTROL and (part := part_of(str(other))):
         part.args = typed_args("other", part)
         return part
     return find_policy(other, "other")
