@@ -83,7 +83,7 @@ class LegacyKLConfig(KLConfig):
 
     #: penalty per nat of KL(policy||reference); 0: only measure; null: from the first rollout, what
     #: a step earns, so that .1 nats cost a tenth of it
-    coef: Optional[NonNegative] = 0.1
+    coef: NonNegative | None = 0.1
     #: charge the batch (rollout), or in the environment (step; language: TorchRL's ChatEnv, slow)
     apply: Literal["rollout", "step"] = "rollout"
 
