@@ -1,5 +1,6 @@
 """docs/your_policy.md: its files load policies of other libraries, unchanged to 1e-6."""
 
+import math
 import re
 import runpy
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch.distributions import Normal, kl_divergence
 import klrl
 from klrl.runs.resume import stored_config
 from klrl.train.callbacks import Callback
+from klrl.train.policy_kl import kl_between
 from tests.conftest import QUICK
 from tests.runs.commands import rows_of, said
 
@@ -33,6 +35,8 @@ STILL += ("eval.every=0", "eval.final=0", "logger=none", "learner.compile=false"
 #: A short lesson.
 DISTIL = ("experiment=distill", "env=pendulum", "optim.lr=0.01", *STILL[3:])
 DISTIL += ("collector.steps=32", "frames=1024")
+#: torch.onnx uses a class that torch itself calls deprecated.
+TORCHS_OWN = pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")
 
 
 def write_page() -> None:
@@ -132,18 +136,26 @@ def test_a_student_learns_from_code_and_klrl_kl_compares_with_it(file: str, caps
     assert said(capsys, "kl", "run", "--to", f"{file}.py:policy", "--episodes", "2")[0] == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec:FutureWarning")  # torch's own
-def test_an_onnx_file_is_a_teacher(capsys) -> None:
-    """Its KLs are those of the network that it was made of, row by row."""
-    plain()
-    write_page()
-    network = runpy.run_path("plain_policy.py")["policy"](3, 1).eval()
-    names = {"input_names": ["observation"], "output_names": ["loc", "scale"]}
-    batch = {"observation": {0: torch.export.Dim("batch")}}
+def export(network: nn.Module) -> None:
+    """The file policy.onnx."""
     program = torch.onnx.export(
-        network, (torch.zeros(2, 3),), dynamo=True, verbose=False, dynamic_shapes=batch, **names
+        network.eval(),
+        (torch.zeros(2, 3),),
+        dynamo=True,
+        verbose=False,
+        dynamic_shapes={"observation": {0: torch.export.Dim("batch")}},
+        input_names=["observation"],
+        output_names=["loc", "scale"],
     )
     program.save("policy.onnx")
+
+
+@TORCHS_OWN
+def test_an_onnx_file_is_a_teacher(capsys) -> None:
+    """Its KLs are those of the network that it was made of, in the states of the rollouts."""
+    plain()
+    write_page()
+    export(network := runpy.run_path("plain_policy.py")["policy"](3, 1))
     watch = Watch()
     klrl.run(*DISTIL, "reference.path=policy.onnx", folder="run", callbacks=[watch])
     for row, (observations, policy) in zip(rows_of(Path("run")), watch.seen, strict=True):
@@ -151,9 +163,25 @@ def test_an_onnx_file_is_a_teacher(capsys) -> None:
             kl = kl_divergence(policy, Normal(*network(observations))).mean()
         assert row["kl/ref/exact"] == pytest.approx(float(kl), rel=1e-4, abs=1e-7)
     Path("policy.onnx").write_bytes(b"changed")
-    code, _, err = said(capsys, "resume=run", "frames=1024")
+    code, _, err = said(capsys, "resume=run", "frames=2048")
     assert code == 2
     assert "policy.onnx: has changed since this run began; restore it" in err
+
+
+@TORCHS_OWN
+def test_the_kl_of_code_and_an_onnx_file_that_differ_in_their_std() -> None:
+    """KL(N(m, s) || N(m, 2s)) = ln 2 + 1/8 - 1/2 in every state."""
+    plain()
+    write_page()
+    network = runpy.run_path("plain_policy.py")["policy"](3, 1)
+    network.actor_logstd.data += math.log(2)
+    export(network)
+    pair = ("plain_policy.py:policy", "policy.onnx")
+    for run, other in (pair, pair[::-1]):
+        found = kl_between(run, other, ["env=pendulum"], episodes=2).distances
+        one_way = found["KL(run||other) on run" if run == pair[0] else "KL(other||run) on run"]
+        assert one_way.mean == pytest.approx(math.log(2) + 1 / 8 - 1 / 2, abs=1e-6)
+        assert one_way.worst == pytest.approx(one_way.mean, abs=1e-6)
 
 
 def test_finetune_takes_the_sizes_of_the_run_and_a_coefficient_from_its_reward(capsys) -> None:

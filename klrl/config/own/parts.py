@@ -20,6 +20,7 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "actor.own_critic": ("inputs",),
     "env.wrappers": ("env",),
     "reference": ("observation", "inputs", "outputs"),
+    "RUN": ("observation", "inputs", "outputs"),
     "other": ("observation", "inputs", "outputs"),
     "kl.own_estimator": ("log_ratio",),
     "kl.own_divergence": ("log_ratio",),

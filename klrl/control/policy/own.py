@@ -255,9 +255,11 @@ class OwnReference(PolicyNet):
         nn.Module.__init__(self)
         self.setting, self.policy = setting, policy
         self.family, self.layout = like.family, like.layout
+        self.normalizer, self.head = nn.Identity(), nn.Identity()  # as of a network without layers
         # Transforms find a policy's device by its first parameter; a user's function has none.
         self.place = nn.Parameter(torch.zeros(0))
         self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
+        self.inputs = like.policy_net.inputs
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
         """Return the parameters of pi_ref(.|s), in the order of the family's ``param_keys``.
