@@ -31,8 +31,8 @@ class Domain:
     plays: int  # default number of episodes or responses in ``klrl evaluate`` and ``klrl kl``
     #: Name -> "module:function". ``job_checks`` checks a job and ``parts`` builds a run. ``load``,
     #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
-    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task and,
-    #: for language, ``of_model`` those in which a model that klrl did not train answers prompts.
+    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task and
+    #: ``of_model`` (language) or ``of_code`` (control) those of a policy that klrl did not train.
     #: ``longest`` returns the largest number of steps that an episode may have.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
@@ -74,6 +74,7 @@ CONTROL = Domain(
         "parts": "klrl.control.run.parts:ControlParts",
         "load": "klrl.control.run.load:trained_actor",
         "on_task": "klrl.control.run.load:control_on_task",
+        "of_code": "klrl.control.run.load:job_of_code",
         "evaluate": "klrl.control.run.evaluate:evaluate_trained",
         "film": "klrl.control.run.evaluate:film_trained",
         "record": "klrl.control.run.evaluate:record_trained",

@@ -36,6 +36,8 @@ def commands() -> list[str]:
 @pytest.mark.integration
 @pytest.mark.parametrize("command", commands())
 def test_every_command_of_the_pages_composes(command: str) -> None:
+    for name in ("mine", "sb3_policy"):  # tests/control/test_your_policy.py has the page's own
+        Path(f"{name}.py").write_text("def policy(): ...\ndef critic(): ...\n")
     args = parse_args([word for word in shlex.split(command) if word not in ("--cfg", "job")])
     words = separate(args.overrides, multirun=True) if args.multirun else None
     if words is None:

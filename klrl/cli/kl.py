@@ -10,6 +10,7 @@ from klrl.base.digits import mean_and_error, number
 from klrl.base.text import counted, escaped, text_table
 from klrl.cli.evaluate import add_playing, checked_run
 from klrl.cli.wrapper import DONE, Parser
+from klrl.config.shorthand import part_of
 from klrl.runs.find import is_model
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def kl_command(argv: list[str]) -> int:
     """Print the divergences between two policies; return the exit code."""
     args = parser().parse_intermixed_args(argv)
 
-    if not is_model(args.run):
+    if _of_klrl(args.run):
         checked_run(args)
 
     import torch
@@ -40,6 +41,11 @@ def kl_command(argv: list[str]) -> int:
     return DONE
 
 
+def _of_klrl(path: str) -> bool:
+    """Return whether a policy is that of a run, not a model's folder, code or an ONNX file."""
+    return not is_model(path) and part_of(path) is None
+
+
 def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
     domain = found.domain
     head = [f"nats per {domain.unit}", "mean", "median", "90 %", "99 %", "largest", "where"]
@@ -54,7 +60,7 @@ def _as_text(found: PolicyKL, args: argparse.Namespace) -> str:
     ]
     other = "its reference" if args.to is None else escaped(args.to)
     task = f", {' '.join(args.overrides)}" if args.overrides else ""
-    runs = [path for path in (args.run, args.to) if path is not None and not is_model(path)]
+    runs = [path for path in (args.run, args.to) if path is not None and _of_klrl(path)]
     which = f", {args.which} checkpoint{'s' * (len(runs) > 1)}" * bool(runs)
     states = f"{counted(found.states, 'state')} of {counted(found.episodes, domain.episode)}"
     lines = [

@@ -27,6 +27,7 @@ from klrl.config.objectives import PRESETS
 from klrl.config.overrides import REFUSALS, explained, parse
 from klrl.config.own import complete
 from klrl.config.rules.unread import check_all_read, check_objective
+from klrl.config.shorthand import spelled_out
 
 
 class Checked(NamedTuple):
@@ -125,6 +126,7 @@ class Composer:
 
     def job_config(self, given: Sequence[Given]) -> JobConfig:
         """Compose and check one job."""
+        given = spelled_out(given)
         with explained(given, self._from[0], (OmegaConfBaseException, UnknownSettingError)):
             config = to_config(self.composed(given))
         check_all_read(config, given)

@@ -46,6 +46,9 @@ def no_checkpoint(what: str, which: str) -> ConfigError:
 def find_manifest(path: str, setting: str) -> Path:
     """Return the run folder at ``path``; refuse a folder without a readable manifest."""
     run = expanded(path)
+    if run.is_file():
+        remedy = "give FILE.py:function, which loads it (docs/your_policy.md), or a run folder"
+        raise ConfigError(f"{setting}={path}: is a file; {remedy}")
     if not run.is_dir():
         raise ConfigError(f"{setting}={path}: no such folder; give a run folder below outputs/")
     try:

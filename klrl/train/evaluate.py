@@ -74,10 +74,7 @@ def stored_job(
     A model's folder has the settings of a job in which the model answers prompts. ``setting`` names
     ``run`` in error messages; :func:`evaluate_run` describes the other arguments.
     """
-    check_device_name(device)
-    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
-        if value is not None and (type(value) is not int or value < least):
-            raise ConfigError(f"{name}={value}: give a whole number >= {least}")
+    check_playing(episodes=episodes, seed=seed, device=device)
     folder = find_policy(run, setting)
     if is_model(folder):
         return folder, LANGUAGE.function("of_model")(folder, words)
@@ -86,3 +83,11 @@ def stored_job(
     for line in filter(None, [edited_settings(folder), *changed]):
         warn(line)
     return folder, config
+
+
+def check_playing(*, episodes: int | None, seed: int, device: str) -> None:
+    """Refuse arguments of :func:`evaluate_run` that are out of range."""
+    check_device_name(device)
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if value is not None and (type(value) is not int or value < least):
+            raise ConfigError(f"{name}={value}: give a whole number >= {least}")

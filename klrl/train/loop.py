@@ -263,6 +263,10 @@ class Training:
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
+        if self.counters.iteration == 1 and getattr(self.config.kl, "coef", 0.0) is None:
+            self.controller.coef = earned = abs(self.parts.rewards(batch).raw)
+            told = "what a step earned in the first rollout; .1 nats now cost a tenth of it"
+            self.recorder.say(f"kl.coef={earned:.3g}: {told}")
         config = self.config.controller
         unit = config.unit if isinstance(config, TargetControllerConfig) else None
         self.controller.update(in_unit(measured, unit), n=batch.numel())

@@ -7,7 +7,6 @@ over draws. All other divergences are exact.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ import numpy as np
 
 from klrl.base.errors import ConfigError, user_code
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import CONTROL, OwnPart
+from klrl.config import OwnPart
 from klrl.config.own import typed_args
-from klrl.domains import LANGUAGE, Domain, domain_of
+from klrl.config.shorthand import part_of
+from klrl.domains import CONTROL, LANGUAGE, Domain, domain_of
 from klrl.runs.find import find_policy, is_model
 from klrl.runs.machine import device_of
 from klrl.runs.resume import stored_config
-from klrl.train.evaluate import stored_job
+from klrl.train.evaluate import check_playing, stored_job
 from klrl.train.scores import EvaluationPlan, Scores, Size, Starts, mean_over_states
 
 #: Divergence -> the template of its printed name; {0} and {1} are the two policies.
@@ -34,11 +34,11 @@ NAMES = {"reverse": "KL({0}||{1})", "forward": "KL({1}||{0})", "js": "js", "tv":
 class Parties:
     """The two policies that are compared, and the policy that acts."""
 
-    run: Path  # the run of the first policy; in language also a model's folder
-    #: The second policy: a run, a model's folder or, in control, an OwnPart that names the user's
-    #: policy. None: the second policy is the reference of ``run``.
-    other: Path | OwnPart | None
-    on: Path  # the run, or the model's folder, of the policy that acts
+    #: The first policy: a run; in language also a model's folder; in control also an OwnPart, which
+    #: names the user's policy.
+    run: Path | OwnPart
+    other: Path | OwnPart | None  # the second policy; None: the reference of ``run``
+    on: Path | OwnPart  # the policy that acts
     which: str  # last or best checkpoint of each run
 
 
@@ -93,11 +93,12 @@ def kl_between(
     """Measure the divergences of two policies.
 
     Args:
-        run: a run folder, or the folder of a language model that klrl did not train.
-        other: a run folder, a model's folder (language), or ``module:name`` of the user's policy as
-            in ``reference=custom`` (control); None: the reference of ``run``.
+        run: a run folder, the folder of a language model that klrl did not train or, for control,
+            ``FILE.py:function``, ``module:Name`` or an ONNX file (docs/your_policy.md).
+        other: the same; None: the reference of ``run``.
         words: settings that change the task of ``on``, such as ``env.kwargs.g=14``. For a model's
-            folder they are ``env.data=FILE``, its prompts, and others (docs/language.md).
+            folder they are ``env.data=FILE``, its prompts, and others (docs/language.md); for code
+            or an ONNX file, the environment: ``env=hopper``.
         on: the folder of the run (model) whose policy acts, in that run's task; None: ``run``.
         episodes: how many episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         which: ``last`` or ``best`` checkpoint of the runs.
@@ -108,11 +109,18 @@ def kl_between(
         ConfigError: no such run or checkpoint, or policies that cannot be compared.
         NonFiniteError: a divergence was NaN or infinite.
     """
-    folder = find_policy(run, "RUN")
-    setting, acting = ("RUN", run) if on is None else ("on", on)
-    actor, config = stored_job(acting, setting, words, episodes=episodes, seed=seed, device=device)
+    first, second = _party(run, "RUN"), None if other is None else _party(other, "other")
+    actor: Path | OwnPart
+    if on is None and isinstance(first, OwnPart):
+        check_playing(episodes=episodes, seed=seed, device=device)
+        actor, config = first, CONTROL.function("of_code")(run, words)
+    else:
+        setting, acting = ("RUN", run) if on is None else ("on", on)
+        actor, config = stored_job(
+            acting, setting, words, episodes=episodes, seed=seed, device=device
+        )
     domain = domain_of(config)
-    parties = Parties(folder, None if other is None else _other(other, domain), actor, which)
+    parties = Parties(first, second, actor, which)
     _check(parties, domain)
     starts = Starts("kl", seed)
     with generators_kept():
@@ -123,7 +131,7 @@ def kl_between(
     found = [each for wave in visited for each in wave.kls]
     labels = ("policy", "reference") if other is None else ("run", "other")
     acts = labels[1] if actor == parties.other else str(actor)
-    states = labels[0] if actor == folder else acts
+    states = labels[0] if actor == first else acts
     distances = {
         f"{name.format(*labels)} on {states}": distance([each[key] for each in found])
         for key, name in NAMES.items()
@@ -149,24 +157,32 @@ def distance(values: Sequence[np.ndarray]) -> Distance:
     return Distance(mean, error, median, q90, q99, worst, episode, step, total, total_error)
 
 
-def _other(other: str | Path, domain: Domain) -> Path | OwnPart:
-    """Find the second policy, :attr:`Parties.other`."""
-    if domain.name == CONTROL and re.fullmatch(r"[\w.]+:[\w.]+", str(other)):
-        part = OwnPart(str(other))
-        part.args = typed_args("other", part)
+def _party(policy: str | Path, setting: str) -> Path | OwnPart:
+    """Find a policy: a run, a model's folder, or code or an ONNX file of the user."""
+    if part := part_of(str(policy)):
+        part.args = typed_args(setting, part)
         return part
-    return find_policy(other, "other")
+    return find_policy(policy, setting)
 
 
 def _check(parties: Parties, domain: Domain) -> None:
     """Require one domain for all policies, and a reference of ``run`` if ``other`` is None."""
     for setting, path in (("RUN", parties.run), ("other", parties.other)):
-        if not isinstance(path, Path):
+        if path is None:
             continue
-        kind = LANGUAGE.name if is_model(path) else stored_config(path).domain
+        kind = CONTROL.name
+        if isinstance(path, Path):
+            kind = LANGUAGE.name if is_model(path) else stored_config(path).domain
         if kind != domain.name:
             told = f"is a {kind} policy, but the acting policy is a {domain.name} policy"
-            raise ConfigError(f"{setting}={path}: {told}; give only control or only language runs")
+            raise ConfigError(
+                f"{setting}={_shown(path)}: {told}; give only control or only language runs"
+            )
     run = parties.run
-    if parties.other is None and (is_model(run) or not stored_config(run).has_reference):
-        raise ConfigError(f"RUN={run}: has no reference (kl=none); name another policy")
+    alone = isinstance(run, OwnPart) or is_model(run) or not stored_config(run).has_reference
+    if parties.other is None and alone:
+        raise ConfigError(f"RUN={_shown(run)}: has no reference (kl=none); name another policy")
+
+
+def _shown(policy: Path | OwnPart) -> str:
+    return str(policy.target if isinstance(policy, OwnPart) else policy)

@@ -46,10 +46,6 @@ def test_a_tanh_normals_entropy_is_sampled_whatever_its_network(distribution, se
 
 def test_a_presets_setting_that_its_job_does_not_read_can_be_deleted() -> None:
     """Others than env.kwargs are defaults, which the words after a preset may make unread."""
-    finetune = ["experiment=pendulum_finetune", "actor.init=run"]
-    own = ["env=custom", "env.target=gymnasium.envs.classic_control.cartpole:CartPoleEnv"]
-    assert job_config([*finetune, *own, "~env.kwargs.g"]).env.kwargs == {}
-    assert job_config(finetune).env.kwargs == {"g": 14.0}
     text = ["actor.model=somewhere", "data=rows.jsonl"]
     assert job_config(["experiment=sft", *text, "env.eval_data=x", "eval.every=0"]).eval.on is False
     assert job_config(["optim.rate=kl_adaptive"]).optim.lr_floor == 1e-4

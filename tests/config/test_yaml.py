@@ -41,7 +41,7 @@ ASKING = {
     ("reference", "checkpoint"): ["reference.path=somewhere"],
     ("actor", "cnn"): ["env=catch"],
     ("actor", "categorical"): ["env=cartpole"],
-    ("experiment", "pendulum_finetune"): ["actor.init=somewhere"],
+    ("experiment", "finetune"): ["actor.init=somewhere"],
     ("experiment", "distill"): ["reference.path=somewhere"],
     ("experiment", "distill_text"): ["reference.path=somewhere"],
     ("experiment", "text"): TEXT,

@@ -81,7 +81,7 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 def setting_text(setting: str, part: OwnPart) -> str:
     """Return the setting with its value, which starts an error message."""
-    key = setting if setting == "other" else f"{setting}.target"
+    key = setting if setting in ("RUN", "other") else f"{setting}.target"
     return f"{key}={part.target}"
 
 

@@ -136,7 +136,7 @@ def check_controller_target(c: JobConfig) -> None:
 def check_reward_weight(c: JobConfig) -> None:
     """With ``advantage.reward_weight=0`` a penalty must be charged, or nothing would be learned."""
     rises = isinstance(c.controller, ScheduleControllerConfig) and c.controller.end > 0
-    charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef > 0 or rises)
+    charged = isinstance(c.kl, LegacyKLConfig) and (c.kl.coef != 0 or rises)
     if c.advantage.reward_weight == 0 and not charged:
         what = "kl.coef=0" if c.has_reference else "kl=none"
         raise ConfigError(
@@ -145,12 +145,23 @@ def check_reward_weight(c: JobConfig) -> None:
         )
 
 
+def check_first_coef(c: JobConfig) -> None:
+    """A coefficient that follows from the first rollout is constant afterwards, and of control."""
+    if not isinstance(c.kl, LegacyKLConfig) or c.kl.coef is not None:
+        return
+    if c.domain != CONTROL or c.controller.name != "fixed" or c.advantage.reward_weight == 0:
+        raise ConfigError(
+            "kl.coef=null: what a step earns sets it, for control with controller=fixed and a "
+            "reward; give a number"
+        )
+
+
 def check_coef_bounds(c: JobConfig) -> None:
     """A coefficient that the controller multiplies starts within its bounds."""
     controller = c.controller
     if not isinstance(c.kl, LegacyKLConfig) or not isinstance(controller, TargetControllerConfig):
         return
-    coef = c.kl.coef
+    coef = c.kl.first_coef
     if not controller.coef_min <= coef <= controller.coef_max:
         raise ConfigError(
             f"kl.coef={coef:g}: controller={controller.name} multiplies it, within "

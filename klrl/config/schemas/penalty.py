@@ -82,9 +82,16 @@ class KLConfig(ChoiceConfig):
 class LegacyKLConfig(KLConfig):
     """One transform, which charges the sampled log-ratio (k1) to the reward."""
 
-    coef: NonNegative = 0.1  # penalty per nat of KL(policy||reference); 0: only measure
+    #: penalty per nat of KL(policy||reference); 0: only measure; null: from the first rollout, what
+    #: a step earns, so that .1 nats cost a tenth of it
+    coef: NonNegative | None = 0.1
     #: charge the batch (rollout), or in the environment (step; language: TorchRL's ChatEnv, slow)
     apply: Literal["rollout", "step"] = "rollout"
+
+    @property
+    def first_coef(self) -> float:
+        """The coefficient in the first rollout."""
+        return 0.0 if self.coef is None else self.coef
 
 
 @registered(

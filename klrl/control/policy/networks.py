@@ -291,6 +291,7 @@ class Agent:
     family: Family
     normalizer: ObservationNormalizer | None  # shared by both networks; None without normalisation
     layout: Layout | None = None  # None if an observation is a plain vector
+    notes: tuple[str, ...] = ()  # lines for the user, at the start of a run
 
     @property
     def modules(self) -> nn.ModuleDict:

@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import NonFiniteError
-from klrl.base.seeds import generators_kept
+from klrl.base.seeds import generators_kept, seed_generators
 from klrl.config import CONTROL, CustomActorConfig, OwnPart, factory
 from klrl.config.own import PartError, config_errors, import_target, make_own
 from klrl.config.own.find import arguments, setting_text
@@ -32,6 +32,10 @@ from klrl.control.policy.networks import Agent, PolicyNet
 from klrl.kl.reference import flat_policy
 
 _NETWORK = "return a network (torch.nn.Module)"
+_UNNORMALIZED = (
+    "actor: the network came with weights, so env.normalize_observation leaves its observations "
+    "unchanged"
+)
 
 
 def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
@@ -40,17 +44,20 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     chosen = "mlp" if config.distribution == "auto" else config.distribution
     make = factory("actor", replace(config, name=chosen), CONTROL)
     agent: Agent = make(config, env, **how)
-    policy, layout = agent.policy_net, agent.layout
-    inputs = policy.inputs if layout is None else given_sizes(layout)
+    policy, layout, sizes = agent.policy_net, agent.layout, network_sizes(agent)
     seen = agent.synthetic_observations(6)
 
     def made(setting: str, part: OwnPart, sizes: Mapping[str, object]) -> nn.Module:
         network: nn.Module = make_own(setting, part, sizes, nn.Module, _NETWORK)
         return network if layout is None else Unpacked(layout, network)
 
+    if agent.normalizer is not None and _has_weights(partial(made, "actor", config, sizes)):
+        # Statistics that begin empty would change a trained policy.
+        agent.normalizer, agent.notes = None, (_UNNORMALIZED,)
+        policy.normalizer = agent.value_net.normalizer = nn.Identity()
     # The user's network is the head, and the trunk is empty.
     policy.trunk = nn.Sequential()
-    policy.head = made("actor", config, {"inputs": inputs, "outputs": policy.outputs})
+    policy.head = made("actor", config, sizes)
     with config_errors("actor", config):
         outputs = _try(policy.head, seen, [policy.outputs] * len(agent.family.param_keys))
         if len(outputs) == 2:  # loc and scale
@@ -63,10 +70,31 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
     if config.own_critic is not None:
         value = agent.value_net
         value.trunk, value.detach_trunk = nn.Sequential(), False
-        value.head = made("actor.own_critic", config.own_critic, {"inputs": inputs})
+        value.head = made("actor.own_critic", config.own_critic, {"inputs": sizes["inputs"]})
         with config_errors("actor.own_critic", config.own_critic):
             _try(value.head, seen, [1])
     return agent
+
+
+def network_sizes(agent: Agent) -> dict[str, object]:
+    """Return a custom network's arguments: ``inputs`` (of a layout, one per key), ``outputs``."""
+    policy, layout = agent.policy_net, agent.layout
+    inputs = policy.inputs if layout is None else given_sizes(layout)
+    return {"inputs": inputs, "outputs": policy.outputs}
+
+
+def _has_weights(make: Callable[[], nn.Module]) -> bool:
+    """Whether a network comes with trained weights: those of two random streams are equal.
+
+    Weights that are constant, such as zeros, may be an initialisation.
+    """
+    made = []
+    with generators_kept():
+        for seed in (1, 2):
+            seed_generators(seed)
+            made.append(list(make().parameters()))
+    varied = any(weight.numel() > 1 and weight.std() > 0 for weight in made[0])
+    return varied and all(map(torch.equal, *made))
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
@@ -185,7 +213,10 @@ def given_sizes(layout: Layout) -> Size | dict[str, Size]:
 
 # --------------------------------------------------------------------------------- reference
 
-_REFERENCE = "return a TorchRL actor, or a function from observation to torch distribution"
+_REFERENCE = (
+    "return a TorchRL actor, a network of the distribution's parameters, or a function from "
+    "observation to torch distribution"
+)
 
 
 def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTensorDictSequential:
@@ -197,7 +228,7 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
     Raises:
         ConfigError: the policy fails, gives a different distribution, or depends on chance.
     """
-    network = OwnReference(setting_text(setting, part), _policy(setting, part), agent)
+    network = OwnReference(setting_text(setting, part), _policy(setting, part, agent), agent)
     network.requires_grad_(False).eval()
     seen = agent.synthetic_observations(6)
     with config_errors(setting, part), generators_kept(), torch.no_grad():
@@ -207,12 +238,13 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
     return ProbabilisticTensorDictSequential(module, *list(agent.actor.module)[1:])
 
 
-def _policy(setting: str, part: OwnPart) -> object:
+def _policy(setting: str, part: OwnPart, agent: Agent) -> object:
     """Return the target itself if it takes an observation, else the policy that it returns."""
     target = import_target(setting, part)
     if "observation" in arguments(setting_text(setting, part), target)[0]:
         return partial(target, **part.args)
-    made: object = make_own(setting, part, {}, Callable, _REFERENCE)  # type: ignore[arg-type]
+    sizes = network_sizes(agent)
+    made: object = make_own(setting, part, sizes, Callable, _REFERENCE)  # type: ignore[arg-type]
     return flat_policy(made)
 
 
@@ -223,9 +255,11 @@ class OwnReference(PolicyNet):
         nn.Module.__init__(self)
         self.setting, self.policy = setting, policy
         self.family, self.layout = like.family, like.layout
+        self.normalizer, self.head = nn.Identity(), nn.Identity()  # as of a network without layers
         # Transforms find a policy's device by its first parameter; a user's function has none.
         self.place = nn.Parameter(torch.zeros(0))
         self.masked, self.outputs = like.policy_net.masked, like.policy_net.outputs
+        self.inputs = like.policy_net.inputs
 
     def forward(self, observation: Tensor) -> tuple[Tensor, ...]:
         """Return the parameters of pi_ref(.|s), in the order of the family's ``param_keys``.
@@ -240,8 +274,11 @@ class OwnReference(PolicyNet):
         shaped = [each.float().reshape(*observation.shape[:-1], -1) for each in params.values()]
         return (self.allowed(shaped[0], observation),) if len(shaped) == 1 else tuple(shaped)
 
-    def _evaluated(self, rows: Tensor) -> tuple[Distribution, dict[str, Tensor]]:
-        """Call the policy with observations [B, D]; return pi_ref(.|s) and its parameters."""
+    def _evaluated(self, rows: Tensor) -> tuple[Distribution | None, dict[str, Tensor]]:
+        """Call the policy with observations [B, D]; return pi_ref(.|s) and its parameters.
+
+        A network returns the parameters alone.
+        """
         seen: Any = rows.clone()  # the user's code may write to it
         seen = seen if self.layout is None else given(self.layout, seen)
         if hasattr(self.policy, "get_dist"):
@@ -249,9 +286,8 @@ class OwnReference(PolicyNet):
             dist = self.policy.get_dist(TensorDict(seen, rows.shape[:1]))
         else:
             dist = self.policy(seen)
-        if not isinstance(dist, Distribution):
-            raise PartError(f"gave {type(dist).__name__} for an observation; {_REFERENCE}")
-        params, wanted = self._params(dist), (len(rows), self.outputs)
+        params = self._params(dist) if isinstance(dist, Distribution) else self._outputs(dist)
+        wanted = (len(rows), self.outputs)
         for key, value in params.items():
             if tuple(value.shape) != wanted:
                 raise PartError(
@@ -262,7 +298,15 @@ class OwnReference(PolicyNet):
                 gave, seen = (x[bad][0].double().round(decimals=4).tolist() for x in (value, rows))
                 what = f"gave {key}={gave!s:.99} for observation={seen!s:.99}"
                 raise PartError(f"{what}; give finite numbers")
-        return dist, params
+        return dist if isinstance(dist, Distribution) else None, params
+
+    def _outputs(self, made: object) -> dict[str, Tensor]:
+        """Name a network's outputs [B, ...] as the family's parameters."""
+        keys, values = self.family.param_keys, made if isinstance(made, tuple) else (made,)
+        if len(values) == len(keys) and all(isinstance(each, Tensor) for each in values):
+            return dict(zip(keys, values, strict=True))
+        gave = ", ".join(type(each).__name__ for each in values)
+        raise PartError(f"gave {gave} for an observation, not {' and '.join(keys)}; {_REFERENCE}")
 
     def _params(self, dist: Distribution) -> dict[str, Tensor]:
         """Read the family's parameters [B, ...] from the user's distribution."""
@@ -283,6 +327,8 @@ class OwnReference(PolicyNet):
     def require_same_family(self, observations: Tensor) -> None:
         """Require that the user's distribution and the family give equal log-probs."""
         dist, params = self._evaluated(observations)
+        if dist is None:
+            return
         family, shape = self.family, (len(observations), self.outputs)
         if isinstance(family, Normal):
             sample = torch.linspace(-1, 1, shape[0]).unsqueeze(-1).expand(shape)
@@ -300,5 +346,5 @@ class OwnReference(PolicyNet):
             )
 
 
-def _name(dist: Distribution) -> str:
+def _name(dist: object) -> str:
     return type(dist.base_dist if isinstance(dist, Independent) else dist).__name__

@@ -84,7 +84,7 @@ def retrieve(
     divergence = Divergence(chosen_divergence(config), config.samples_mc_js)
     how = (chosen_estimator(config), config.placement)
     if config.placement == "loss":
-        return ReferenceKL(config.coef, *how, divergence=divergence)
+        return ReferenceKL(config.first_coef, *how, divergence=divergence)
     if not divergence.is_reverse:  # annotate() writes the divergence
         penalty = _penalty(config)
         return ReferenceKL((penalty, "coef"), *how, penalty, divergence=divergence)
@@ -107,7 +107,7 @@ def retrieve(
             "log_prob",
             REF_LOG_PROB_KEY,
             kl_key=KL_KEY,
-            coef=config.coef,
+            coef=config.first_coef,
             estimator=how[0],
             raw_reward_key=RAW_REWARD_KEY,
         )
@@ -120,7 +120,9 @@ def _penalty(config: RetrieveKLConfig) -> Any:
     """Make the transform that subtracts coef * KL from rewards; batches already have the KL."""
     from klrl.envs.transforms.constrained import RewardAdjustmentTransform
 
-    return RewardAdjustmentTransform(config.coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY)
+    return RewardAdjustmentTransform(
+        config.first_coef, kl_key=KL_KEY, raw_reward_key=RAW_REWARD_KEY
+    )
 
 
 def legacy(
@@ -131,7 +133,7 @@ def legacy(
 
     transform = KLRewardTransform(
         reference,
-        coef=config.coef,
+        coef=config.first_coef,
         kl_key=KL_KEY,
         ref_log_prob_key=REF_LOG_PROB_KEY,
         raw_reward_key=RAW_REWARD_KEY,

@@ -22,6 +22,7 @@ from klrl.config import (
     ReferenceConfig,
 )
 from klrl.config.checks import typed_choice
+from klrl.config.compose import job_config
 from klrl.config.given import Given
 from klrl.config.own import typed_args
 from klrl.config.own.parts import parts_in
@@ -152,20 +153,28 @@ def load_parties(
     """
     _check_kinds(parties, config)
     load = partial(trained_agent, which=parties.which, device=str(device))
-    policy = load(parties.run)
-    known, other = {parties.run: policy}, policy
+    if isinstance(parties.run, OwnPart):
+        policy = agent_of_code("RUN", parties.run, config).to(device)
+    else:
+        policy = load(parties.run)
+    other = policy
     if isinstance(parties.other, OwnPart):
         other = replace(policy, actor=own_reference("other", parties.other, policy).to(device))
     elif parties.other is None:
+        assert isinstance(parties.run, Path)
         other = trained_reference(parties.run, parties.which, str(device))
     elif parties.other != parties.run:
-        known[parties.other] = other = load(parties.other)
-    return policy, other, known[parties.on] if parties.on in known else load(parties.on)
+        other = load(parties.other)
+    if parties.on in (parties.run, parties.other):
+        return policy, other, policy if parties.on == parties.run else other
+    assert isinstance(parties.on, Path)
+    return policy, other, load(parties.on)
 
 
 def _check_kinds(parties: Parties, config: Config) -> None:
     """Require that the stored policies can act in the states of ``parties.on``."""
-    on = policy_kind(config.env, control_config(parties.on).actor)
+    acts = config if isinstance(parties.on, OwnPart) else control_config(parties.on)
+    on = policy_kind(config.env, acts.actor)
     for setting, path in (("RUN", parties.run), ("other", parties.other)):
         if not isinstance(path, Path):
             continue
@@ -196,3 +205,22 @@ def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobC
             f"give a task with the same {name}"
         )
     return config
+
+
+def job_of_code(policy: str | Path, words: Sequence[str]) -> Config:
+    """Return the job in which code or an ONNX file acts in the environment that ``words`` name."""
+    if not any(Given(word).group == "env" for word in words):
+        raise ConfigError(f"{policy}: has no task; name its environment, as in env=hopper")
+    config = job_config([*words, "kl=none", "logger=none"])
+    if not isinstance(config, Config):
+        raise ConfigError(f"{policy}: code and ONNX files act in control; give a control task")
+    check_env(config.env, config.actor, frozenset())
+    return config
+
+
+def agent_of_code(setting: str, part: OwnPart, config: Config) -> Agent:
+    """Make the agent whose policy is the user's; its critic is untrained."""
+    env = make_copies(config.env, seed=0, num_envs=1)
+    agent = make_agent(config.actor, env, normalize=False, separate=False)
+    env.close()
+    return replace(agent, actor=own_reference(setting, part, agent))

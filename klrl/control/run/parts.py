@@ -43,6 +43,7 @@ class ControlParts(Parts):
         self.kl = build.kl(config, self.agent, self.reference, self.device)
         self.preflight = [
             *self.task.notes,
+            *(self.agent.notes if fresh else ()),
             *(() if self.data is None else (self.data.note,)),
             *(build.preflight(config, self.task, self.agent, self.reference) if fresh else ()),
             *build.mixed_note(config, self.device),

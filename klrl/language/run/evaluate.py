@@ -213,6 +213,9 @@ def distances(
 
     ``config`` gives the task, and the temperature at which both policies are measured.
     """
+    assert not isinstance(parties.other, OwnPart)  # OwnPart: control only
+    assert isinstance(parties.run, Path)
+    assert isinstance(parties.on, Path)
     task, temperature = make_task(config.env, config.seed), config.collector.temperature
     config, base = replace(config, device=str(plan.device)), None
     load = partial(trained_policy, which=parties.which, device=config.device)
@@ -223,7 +226,6 @@ def distances(
         check_base(own, "actor.model=FOLDER")
         base = own.actor.model
         policy = load(parties.run, setting="RUN", model=base)
-    assert not isinstance(parties.other, OwnPart)  # OwnPart: control runs only
     known, scorers = {parties.run: policy}, [policy.model]
     if parties.other is None:
         reference = trained_reference(parties.run, parties.which, policy, base, config.device)

@@ -97,14 +97,14 @@ def no_kl(config: KLConfig) -> None:
 
 def legacy(config: LegacyKLConfig) -> ReferenceKL:
     """``kl=legacy``: k1 in the reward."""
-    return ReferenceKL(config.coef, "k1", "reward")
+    return ReferenceKL(config.first_coef, "k1", "reward")
 
 
 def retrieve(config: RetrieveKLConfig) -> ReferenceKL:
     """``kl=retrieve``: the configured estimator, divergence and placement."""
     divergence = Divergence(chosen_divergence(config))
     estimator = chosen_estimator(config)
-    return ReferenceKL(config.coef, estimator, config.placement, divergence=divergence)
+    return ReferenceKL(config.first_coef, estimator, config.placement, divergence=divergence)
 
 
 @torch.no_grad()
