@@ -30,10 +30,10 @@ class Domain:
     digits: int  # significant digits of a printed score
     plays: int  # default number of episodes or responses in ``klrl evaluate`` and ``klrl kl``
     #: Name -> "module:function". ``job_checks`` checks a job and ``parts`` builds a run. ``load``,
-    #: ``evaluate`` and, for control, ``film`` and ``record`` use a stored policy. ``between``
-    #: compares two policies. ``on_task`` returns a stored run's settings with a changed task and
-    #: ``of_model`` (language) or ``of_code`` (control) those of a policy that klrl did not train.
-    #: ``longest`` returns the largest number of steps that an episode may have.
+    #: ``evaluate``, ``export`` and, for control, ``film`` and ``record`` use a stored policy.
+    #: ``between`` compares two policies. ``on_task`` returns a stored run's settings with a changed
+    #: task and ``of_model`` (language) or ``of_code`` (control) those of a policy that klrl did not
+    #: train. ``longest`` returns the largest number of steps that an episode may have.
     functions: Mapping[str, str] = field(compare=False, repr=False)
 
     @property
@@ -78,6 +78,7 @@ CONTROL = Domain(
         "evaluate": "klrl.control.run.evaluate:evaluate_trained",
         "film": "klrl.control.run.evaluate:film_trained",
         "record": "klrl.control.run.evaluate:record_trained",
+        "export": "klrl.control.run.export:export_run",
         "between": "klrl.control.run.evaluate:distances",
         "longest": "klrl.control.run.evaluate:longest_episode",
     },
@@ -99,6 +100,7 @@ LANGUAGE = Domain(
         "load": "klrl.language.run.load:trained_causal_lm",
         "on_task": "klrl.language.run.job_checks:language_on_task",
         "evaluate": "klrl.language.run.evaluate:evaluate_trained",
+        "export": "klrl.language.run.export:export_run",
         "between": "klrl.language.run.evaluate:distances",
         "of_model": "klrl.language.run.job_checks:job_of_model",
         "longest": "klrl.language.run.evaluate:longest_episode",

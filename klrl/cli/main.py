@@ -26,7 +26,7 @@ COMMANDS = {
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",
     "diff": "two runs side by side",
-    "export": "a language policy in Hugging Face's format",
+    "export": "a policy as an ONNX file, or in Hugging Face's format",
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
     "doctor": "are this machine's KL numbers true?",

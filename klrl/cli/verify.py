@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from klrl.base.text import escaped_lines, warn
 from klrl.cli.evaluate import checked_run
-from klrl.cli.export import add_model, check_language_run
+from klrl.cli.export import add_model
 from klrl.cli.wrapper import DONE, FAILED, Parser
-from klrl.domains import CONTROL
 
 
 def verify_command(argv: list[str]) -> int:
     """Print what was checked and what is wrong; return 1 if anything is wrong."""
     args = parser().parse_args(argv)
 
+    from klrl.config import LanguageConfig
+    from klrl.runs.machine import check_language_packages
     from klrl.runs.resume import stored_config
     from klrl.train.verify import Record, verify_record
 
     folder = checked_run(args)
     config, record = stored_config(folder), Record()
-    if config.domain == CONTROL.name:
+    if not isinstance(config, LanguageConfig):
         verify_record(folder, config, args.device, record)
     else:
-        check_language_run(args.run)
+        check_language_packages(config)
 
         from klrl.language.run.verify import verify_run
 

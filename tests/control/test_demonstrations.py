@@ -30,8 +30,9 @@ KEYED, MASKED = (
 )
 KEYED += ("env.kwargs.image=false",)
 SEVERAL = (*MASKED, "env.kwargs.where=several")
-#: Two numbers, then masks that allow the even actions.
-ALLOWED = torch.tensor([0.0, 0, 1, 0, 1, 0, 1, 0]).expand(200, 8)
+#: Two numbers that change, then masks that allow the even actions.
+ALLOWED = torch.tensor([0.0, 0, 1, 0, 1, 0, 1, 0]).repeat(200, 1)
+ALLOWED[1, 0] = 1
 ALLOWED_TWICE = torch.cat([ALLOWED, ALLOWED[:, 2:]], 1)
 
 
@@ -201,7 +202,7 @@ def test_bytes_indices_and_allowed_actions_are_read(training) -> None:
     frames = training(*PIXELS, "collector.held_out=0").parts.data.frames
     assert (frames["observation"] == whole).all()
     for name, task, seen, action in (
-        ("keyed", KEYED, torch.full((200, 6), 3.0), DISCRETE + 2),
+        ("keyed", KEYED, (torch.arange(200.0) % 4)[:, None].expand(200, 6), DISCRETE + 2),
         ("masked", MASKED, ALLOWED, DISCRETE + 4),
         ("several", SEVERAL, ALLOWED_TWICE, torch.stack([DISCRETE, DISCRETE + 4], 1)),
     ):
@@ -301,6 +302,7 @@ def test_statistics_are_those_of_the_data_and_stay(training) -> None:
             SEVERAL,
             "its frame 0 has the action [0, 3], which action_mask excludes",
         ),
+        ({"observation": torch.zeros(200, 3)}, (), "its observation is the same in all 200 frames"),
         ({}, ("collector.steps=400",), "collector.steps=400: data=data has 175 frames"),
     ],
 )

@@ -17,19 +17,23 @@ _PARAMETERS = (("logits",), ("loc", "scale"))
 class OnnxPolicy:
     """A policy in an ONNX file: a function from raw observations to a distribution's parameters.
 
-    The file has one input, observations [B, D], or one per key of the observation, and the outputs
-    ``logits`` [B, K], or ``loc`` and ``scale`` [B, A]. ``klrl export RUN policy.onnx`` writes such
-    files.
+    The file has one input, observations [B, D], and the outputs ``logits`` [B, K], or ``loc`` and
+    ``scale`` [B, A]. ``klrl export RUN policy.onnx`` writes such files.
 
     Args:
         file: the file's path.
         digest: the SHA-256 of the file.
+        inputs: the length D of an observation.
 
     Raises:
-        ConfigError: no such file, a file with another digest or other outputs, or no onnxruntime.
+        ConfigError: no such file, a file with another digest or other outputs, a task whose
+            observations are no vectors, or no onnxruntime.
     """
 
-    def __init__(self, file: str, digest: str) -> None:
+    def __init__(self, file: str, digest: str, inputs: object) -> None:
+        if not isinstance(inputs, int):
+            told = "this task's are of another kind; name code that calls onnxruntime"
+            raise ConfigError(f"{file}: an ONNX file takes vectors of observations, but {told}")
         try:
             import onnxruntime
         except ImportError as error:
@@ -41,7 +45,7 @@ class OnnxPolicy:
         except Exception as error:  # its errors have no other common class
             told = f"onnxruntime refuses it ({first_line(error)[:200]}); give an ONNX file"
             raise ConfigError(f"{file}: {told}") from error
-        self._session, self._inputs = session, [each.name for each in session.get_inputs()]
+        self._session, self._input = session, session.get_inputs()[0].name
         outputs = [each.name for each in session.get_outputs()]
         found = [names for names in _PARAMETERS if {*names} <= {*outputs}]
         if not found:
@@ -52,10 +56,7 @@ class OnnxPolicy:
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # a session has no state, and cannot be copied
 
-    def __call__(self, observation: Tensor | dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """Compute the parameters of observations [B, D], or of a dictionary of them."""
-        given = observation if isinstance(observation, dict) else {self._inputs[0]: observation}
-        device = next(iter(given.values())).device
-        arrays = {name: given[name].cpu().numpy() for name in self._inputs}
-        values = self._session.run(list(self._outputs), arrays)
-        return tuple(torch.from_numpy(each).to(device) for each in values)
+    def __call__(self, observation: Tensor) -> tuple[Tensor, ...]:
+        """Compute the parameters of observations [B, D]."""
+        values = self._session.run(list(self._outputs), {self._input: observation.cpu().numpy()})
+        return tuple(torch.from_numpy(each).to(observation.device) for each in values)

@@ -196,7 +196,8 @@ def _given(entry: ObservationPart, part: Tensor) -> Tensor:
         return images_of(entry, part, entry.high)
     if entry.kind == "index":
         starts = part.new_tensor([0, *accumulate(entry.counts)][:-1], dtype=torch.int64)
-        zeros = part.new_zeros(len(part), sum(entry.counts), dtype=torch.float32)
+        # Not len(part), which would fix the batch size of an exported policy.
+        zeros = part.new_zeros(part.shape[0], sum(entry.counts), dtype=torch.float32)
         return zeros.scatter_(-1, part.long() + starts, 1.0)
     return part.float()
 

@@ -226,6 +226,11 @@ def _frames(
         **dict(zip(_FLAGS, (ends, terminated, ends & ~terminated), strict=True)),
     }
     actions = _actions(folder, agent, observation)
+    if (observation == observation[0]).all():
+        raise folder.error(
+            f"its observation is the same in all {len(observation):,} frames, as TorchRL 0.14.1 "
+            "reads Minari's data; see Minari in docs/imitation.md"
+        )
     root = {"observation": observation, **actions, "next": following}
     return TensorDict(root, [len(folder.data)]), int(cut.sum())
 
