@@ -82,9 +82,12 @@ format: $(DEV) ## ruff: fix what can be fixed
 types: $(DEV) ## mypy on klrl/
 	$(BIN)/mypy
 
-wheel: $(DEV) ## build dist/*.whl
-	rm -rf dist
-	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+.venv-wheel/.ready: .ci/wheel.txt
+	@bash .ci/setup .venv-wheel -r $<
+	@touch $@
+
+wheel: .venv-wheel/.ready ## build dist/: the sdist and, from it, the wheel; check both, and what GitHub reads
+	bash .ci/wheel .venv-wheel
 
 smollm: $(VENV)/.smollm ## install SmolLM2-135M and what reads it, for experiment=smollm
 

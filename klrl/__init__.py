@@ -25,7 +25,7 @@ __all__ = [
     "run",
 ]
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 _WHERE = {
     "Callback": "klrl.train.callbacks",
