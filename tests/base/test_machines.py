@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -259,18 +260,35 @@ def test_an_environment_whose_python_is_gone_is_set_up_again(tmp_path) -> None:
     assert f"bash .ci/setup {tmp_path} -e '.[dev]'" in made(*words, always=False)
 
 
-def test_the_workflow_calls_targets_on_the_pythons_that_are_taken() -> None:
-    text = (ROOT / ".github/workflows/ci.yml").read_text()
+def test_every_job_of_the_workflows_is_one_script_that_anyone_can_run() -> None:
     targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    called = re.findall(r"run: make (\S+)", text)
-    assert called
-    assert set(called) <= set(targets)
+    called = set()
+    for workflow in (ROOT / ".github/workflows").glob("*.yml"):
+        assert "://" not in workflow.read_text(), "no index is named in a file"
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            (line,) = [step["run"] for step in job["steps"] if "run" in step]
+            bash, script, *_ = line.split()
+            assert (bash, script.partition("/")[0]) == ("bash", ".ci")
+            called.add(script)
+    assert called == {".ci/run", ".ci/two-commands", ".ci/nightly"}
+    for script in called:
+        subprocess.run([shutil.which("bash"), "-n", ROOT / script], check=True)
+        words = re.findall(r"^make (.+)$", (ROOT / script).read_text(), re.MULTILINE)
+        assert set(words) <= set(targets)
+
+
+def test_the_workflow_takes_the_pythons_that_klrl_takes() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]
     setup = (ROOT / ".ci/setup").read_text()
     first, end = (int(n) for n in re.search(r"\(3, (\d+)\) <= .* < \(3, (\d+)\)", setup).groups())
-    matrix = yaml.safe_load(text)["jobs"]["two-commands"]["strategy"]["matrix"]
-    assert matrix["python"] == [f"3.{minor}" for minor in range(first, end)]
-    # Two environments with CUDA may not fit a runner's disk. No index is named in a file.
-    assert "CPU" in yaml.safe_load(text)["jobs"]["all"]["env"]["PIP_EXTRA_INDEX_URL"]
-    assert "://" not in text + (ROOT / "constraints.txt").read_text()
-    project = (ROOT / "pyproject.toml").read_text()
-    assert f'requires-python = ">=3.{first}"' in project
+    pythons = [f"3.{minor}" for minor in range(first, end)]
+    assert jobs["two-commands"]["strategy"]["matrix"]["python"] == pythons
+    assert jobs["all"]["strategy"]["matrix"]["python"] == ["3.11", "3.13"]
+    # Two environments with CUDA may not fit a runner's disk.
+    assert "CPU" in jobs["all"]["env"]["PIP_EXTRA_INDEX_URL"]
+    assert "://" not in (ROOT / "constraints.txt").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == f">=3.{first}"
+    python = "Programming Language :: Python :: 3."
+    listed = [each for each in project["classifiers"] if each.startswith(python)]
+    assert listed == [python + each.removeprefix("3.") for each in pythons]
