@@ -56,7 +56,7 @@ def in_environment(
     """Return a :class:`ReferenceKL` whose transform charges the KL in the environment's steps."""
     scoring = partial(_wrapped, TransformersWrapper, policy=policy, generate=False)
     ref = scoring(reference, log_probs_key="ref_log_probs")
-    how: dict[str, Any] = {"coef": kl.first_coef, "temperature": config.collector.temperature}
+    how: dict[str, Any] = {"coef": kl.coef, "temperature": config.collector.temperature}
     transform: Any
     if isinstance(config.kl, RetrieveKLConfig):
         gen = scoring(policy.model, log_probs_key="log_probs")
