@@ -150,9 +150,8 @@ def test_ppo(monkeypatch: pytest.MonkeyPatch) -> None:
 
     nets = policy, value = ppo.Policy(3, 1), ppo.mlp(3, 1, gain=1.0)
     for net, weights in zip(nets, watch.weights[0], strict=True):
-        nn.utils.vector_to_parameters(
-            nn.utils.parameters_to_vector(weights).double(), net.parameters()
-        )
+        for mine, klrls in zip(net.parameters(), weights, strict=True):
+            mine.data.copy_(klrls)
     reference, beta, rows = deepcopy(policy), c.loss_beta, []
     adam = torch.optim.Adam([*policy.parameters(), *value.parameters()], eps=c.optim_eps)
     episodes, orders = Episodes(c), iter(watch.orders)
@@ -172,6 +171,17 @@ def test_ppo(monkeypatch: pytest.MonkeyPatch) -> None:
     assert next(orders, None) is None
     assert_same_rows(rows, watch.rows)
     assert_shown("ppo", rows[1], watch.rows[1])
+
+
+def test_ppo_trains(capsys: pytest.CaptureFixture) -> None:
+    """From the reference on, at a falling learning rate."""
+    ppo = script("ppo")
+    ppo.train(ppo.Settings(frames=256, collector_steps=16, learner_epochs=2))
+    rows = [
+        ast.literal_eval(line.split(" ", 1)[1]) for line in capsys.readouterr().out.splitlines()
+    ]
+    assert [row["kl/ref/exact"] > 0 for row in rows] == [False, True]
+    assert [row["learner/lr"] for row in rows] == [0.001, pytest.approx(0.00055, abs=1e-4)]
 
 
 # ------------------------------------------------------------------------------------------ GRPO
@@ -234,7 +244,6 @@ def test_the_settings_of_a_script_are_those_of_its_command(name: str) -> None:
     """The first command of its section."""
     command = re.search(r"^    klrl (.+)", section(name), re.MULTILINE).group(1).split()
     job, expected = job_config(command), asdict(script(name).Settings())
-    expected.pop("loss", None)
     for setting, value in expected.items():
         group, _, field = setting.partition("_")
         found = getattr(job, group)
