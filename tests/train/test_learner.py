@@ -1,6 +1,5 @@
 """Advantages and the update against loops written out here."""
 
-import copy
 import gc
 from dataclasses import replace
 from pathlib import Path
@@ -81,56 +80,6 @@ def made(settings):
     experiment.parts.estimate_advantage(batch)
     yield experiment, batch, measured
     rollout.close()
-
-
-def plain_update(experiment: Training, batch: TensorDict, order: torch.Tensor) -> dict:
-    """One epoch of KLPEN with torch's distributions, autograd and its unfused Adam."""
-    config, agent = experiment.config, copy.deepcopy(experiment.parts.agent)
-    parameters = list(agent.modules.parameters())
-    optimizer = torch.optim.Adam(parameters, config.optim.lr, eps=config.optim.eps, foreach=False)
-    flat = batch.reshape(-1)
-    for index in order.chunk(config.learner.minibatches):
-        part = flat[index]
-        loc, scale = agent.policy_net(part["observation"])
-        dist, old = (
-            torch.distributions.Normal(*x) for x in ((loc, scale), (part["loc"], part["scale"]))
-        )
-        ratio = (dist.log_prob(part["action"]).sum(-1) - part["action_log_prob"]).exp()
-        advantage = part["advantage"].squeeze(-1)
-        advantage = (advantage - advantage.mean()) / advantage.std()
-        kl = torch.distributions.kl_divergence(old, dist).sum(-1)
-        value = agent.value_net(part["observation"])
-        loss = -(ratio * advantage - config.loss.beta * kl).mean()
-        loss = loss + config.loss.critic_coeff * ((value - part["value_target"]) ** 2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, config.optim.max_grad_norm)
-        optimizer.step()
-    return agent.modules.state_dict()
-
-
-def test_an_epoch_is_plain_torchs(made) -> None:
-    experiment, batch, _ = made
-    experiment.config.learner.epochs = 1
-    torch.manual_seed(3)
-    order = torch.randperm(batch.numel())
-    expected = plain_update(experiment, batch, order)
-    torch.manual_seed(3)
-    before = copy.deepcopy(experiment.parts.agent.modules.state_dict())
-    learned = experiment.parts.learner.update(batch, progress=0.0)
-    for name, value in experiment.parts.agent.modules.state_dict().items():
-        torch.testing.assert_close(value, expected[name], atol=2e-6, rtol=1e-5)
-    moved = [
-        not torch.equal(before[k], v)
-        for k, v in experiment.parts.agent.modules.state_dict().items()
-    ]
-    assert sum(moved) == len(list(experiment.parts.agent.modules.parameters()))
-    with torch.no_grad():
-        outputs = experiment.parts.agent.policy_net(batch["observation"])
-    new = dict(zip(("loc", "scale"), outputs, strict=True))
-    dists = [torch.distributions.Normal(x["loc"], x["scale"]) for x in (batch, new)]
-    by_hand = float(torch.distributions.kl_divergence(*dists).mean())
-    assert learned["kl/old/exact"] == pytest.approx(by_hand, rel=1e-3), "float32 on both sides"
 
 
 class OneParameter(Steps[Tensor, Tensor]):
