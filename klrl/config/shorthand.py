@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,12 +18,13 @@ import yaml
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import expanded
+from klrl.base.sources import find
 from klrl.base.tables import yaml_text
 from klrl.config.choices import CONTROL, choices_for
 from klrl.config.fields import OwnPart
 from klrl.config.given import Given
 
-_CODE = re.compile(r"([^:]+):([A-Za-z_][\w.]*)")
+_CODE = re.compile(r"(.+):([A-Za-z_][\w.]*)")
 #: The part that reads an ONNX file.
 _ONNX = "klrl.control.policy.onnx_policy:OnnxPolicy"
 #: An actor's choice -> ``actor.distribution`` of a custom actor.
@@ -36,6 +38,9 @@ def part_of(value: str) -> OwnPart | None:
     """Return the part that a value names: ``FILE.py:make``, ``module:Name`` or an ONNX file.
 
     Returns None for other values, such as a folder, also one with a colon in its name.
+
+    Raises:
+        ConfigError: no such file, or Python imports another file by the name of FILE.py.
     """
     path, code = expanded(value), _CODE.fullmatch(value)
     if value.endswith(".onnx"):
@@ -45,17 +50,30 @@ def part_of(value: str) -> OwnPart | None:
     module, name = code.groups()
     if not module.endswith(".py"):
         return OwnPart(value)
-    file = expanded(module).absolute()
+    file = expanded(module).resolve()
+    if not file.is_file():
+        raise ConfigError(f"{value}: no such file {module}; fix the path")
+    imported = sys.modules.get(file.stem)
+    spec = imported.__spec__ if imported else find(file.stem, [str(Path.cwd()), str(file.parent)])
+    found = spec.origin if spec else None
+    if found is None or Path(found).resolve() != file:
+        raise ConfigError(f"{value}: Python imports {file.stem} from {found}; rename the file")
     return OwnPart(f"{file.stem}:{name}", path=str(file.parent))
+
+
+def _value(given: Sequence[Given], key: str) -> str:
+    """Return the last value of a key, without Hydra's quotes and escapes; empty if it is null."""
+    named = [each for each in given if each.key == key]
+    return str(named[-1].parsed.value() or "") if named else ""
 
 
 def _networks_of(given: Sequence[Given]) -> list[Given]:
     """Return the settings of the networks of the run in ``actor.init``, if the user gave none."""
-    init = [each.value for each in given if each.key == "actor.init"]
+    init = _value(given, "actor.init")
     if not init or any(each.group == "actor" and each.key not in _INIT for each in given):
         return []
     try:
-        stored = yaml.safe_load(yaml_text(expanded(init[-1]) / ".hydra" / "config.yaml"))
+        stored = yaml.safe_load(yaml_text(expanded(init) / ".hydra" / "config.yaml"))
     except (OSError, ValueError, yaml.YAMLError):
         return []  # the search for the run reports it
     actor = stored.get("actor") if isinstance(stored, Mapping) else None
@@ -75,17 +93,19 @@ def spelled_out(given: Sequence[Given]) -> list[Given]:
     Raises:
         ConfigError: an ONNX file as ``actor.init``; it has no gradient.
     """
-    words = list(given)
+    words, folders = list(given), dict[str, str | None]()
     for key, choice in (("actor.init", "actor"), ("reference.path", "reference")):
-        named = [each for each in words if each.key == key]
-        if named and choice == "actor" and named[-1].value.endswith(".onnx"):
+        value = _value(words, key)
+        if choice == "actor" and value.endswith(".onnx"):
             raise ConfigError(
-                f"{named[-1]}: an ONNX file has no gradient; train a policy to act like it: "
-                f"experiment=distill reference.path={named[-1].value}"
+                f"{key}={value}: an ONNX file has no gradient; train a policy to act like it: "
+                f"experiment=distill reference.path={value}"
             )
-        part = part_of(named[-1].value) if named else None
-        if part is None:
+        if (part := part_of(value)) is None:
             continue
+        module = str(part.target).partition(":")[0]
+        if folders.setdefault(module, part.path) != part.path:
+            raise ConfigError(f"{key}={value}: two files are named {module}.py; rename one")
         chosen = [each.value for each in words if each.key == choice]
         words = [each for each in words if each.key not in (key, choice)]
         values: dict[str, object] = {"target": part.target, "path": part.path}

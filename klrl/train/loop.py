@@ -48,6 +48,7 @@ class Rewards:
     shaped: float
     applied: float  # KL charged to the reward, nats, without the coefficient; 0 if none
     own: Row = field(default_factory=dict)  # metrics that only control or only language has
+    size: float = 0.0  # mean absolute reward without the charge; control only
 
 
 class Rollout(Protocol):
@@ -263,13 +264,19 @@ class Training:
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
-        if self.counters.iteration == 1 and getattr(self.config.kl, "coef", 0.0) is None:
-            self.controller.coef = earned = abs(self.parts.rewards(batch).raw)
-            told = "what a step earned in the first rollout; .1 nats now cost a tenth of it"
-            self.recorder.say(f"kl.coef={earned:.3g}: {told}")
+        if getattr(self.config.kl, "coef", 0.0) is None and self.controller.coef == 0:
+            self._price(self.parts.rewards(batch).size)
         config = self.config.controller
         unit = config.unit if isinstance(config, TargetControllerConfig) else None
         self.controller.update(in_unit(measured, unit), n=batch.numel())
+
+    def _price(self, earned: float) -> None:
+        """Set ``kl.coef=null`` to what a step earns on average, in absolute value."""
+        self.controller.coef = earned
+        if earned or self.counters.iteration == 1:
+            told = "what a step earned; .1 nats now cost a tenth of it"
+            none = "a step earned nothing so far; the first reward sets it"
+            self.recorder.say(f"kl.coef={earned:.3g}: {told if earned else none}")
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
         """Call the hooks, then write the iteration's row."""

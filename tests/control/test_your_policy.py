@@ -6,6 +6,7 @@ import runpy
 from collections.abc import Callable
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -93,9 +94,11 @@ class Watch(Callback):
 
     def __init__(self) -> None:
         self.seen: list[tuple[torch.Tensor, Normal]] = []
+        self.actions: list[torch.Tensor] = []
 
     def iterated(self, training: object, row: dict, batch: TensorDictBase) -> None:
         params = [batch[key].flatten(0, -2) for key in ("loc", "scale")]
+        self.actions.append(batch["action"].flatten(0, -2))
         self.seen.append((batch["observation"].flatten(0, -2), Normal(*params)))
 
 
@@ -193,4 +196,87 @@ def test_finetune_takes_the_sizes_of_the_run_and_a_coefficient_from_its_reward(c
     assert (config.actor.hidden, config.actor.activation, config.kl.coef) == ([8], "relu", None)
     rows = rows_of(Path("tuned"))
     assert rows[0]["kl/ref/coef"] == 0
-    assert {row["kl/ref/coef"] for row in rows[1:]} == {-rows[0]["reward/raw"]}
+    assert {row["kl/ref/coef"] for row in rows[1:]} == {
+        -rows[0]["reward/raw"]
+    }  # all rewards are below 0
+
+
+CHANCE = """
+import torch
+from torch import nn
+
+class Partly(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.net.weight.data = torch.arange(3.0).reshape(1, 3)
+        self.noise = nn.Parameter(torch.randn(4))
+
+    def forward(self, observation):
+        mean = self.net(observation) + 0 * self.noise.sum()
+        return mean, torch.ones_like(mean)
+
+def policy():
+    torch.manual_seed(0)
+    return Partly()
+"""
+
+
+def test_code_that_seeds_torch_changes_no_seed_and_one_loaded_weight_is_enough(capsys) -> None:
+    Path("partly.py").write_text(CHANCE)
+    first = []
+    for seed in (1, 2):
+        watch = Watch()
+        klrl.run(*QUICK[1:], "env=pendulum", "actor.init=partly.py:policy", f"seed={seed}",
+                 folder=f"run{seed}", callbacks=[watch])  # fmt: skip
+        _, policy = watch.seen[0]
+        first.append(watch.actions[0] - policy.loc)
+    assert not torch.allclose(*first)
+    assert capsys.readouterr().out.count("the network came with weights") == 2
+
+
+def test_a_sweep_takes_files(capsys) -> None:
+    for name in ("one", "two"):
+        plain()
+        Path("agent.pt").rename(f"{name}.pt")
+        write_page()
+        code = Path("plain_policy.py").read_text().replace("agent.pt", f"{name}.pt")
+        Path(f"{name}.py").write_text(code)
+    words = ("-m", "sweep=s", "actor.init=one.py:policy,two.py:policy", *STILL[3:])
+    assert said(capsys, *words, "env=pendulum", "frames=320")[0] == 0
+    one, two = (rows_of(run)[0]["reward/raw"] for run in sorted(Path("outputs/s").glob("actor*")))
+    assert one != two
+
+
+@TORCHS_OWN
+def test_a_file_of_another_distribution_is_refused(capsys) -> None:
+    klrl.run(*QUICK, "actor=tanh_normal", folder="tanh")
+    assert said(capsys, "export", "tanh", "tanh.onnx")[0] == 0
+    code, _, err = said(capsys, *DISTIL, "reference.path=tanh.onnx")
+    assert code == 2
+    assert "its policy is tanh_normal, but this policy is normal" in err
+
+
+class Late(gymnasium.Env):
+    """No reward in the first rollout, then 2 or -2."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample() * 0, {}
+
+    def step(self, action):
+        self.steps += 1
+        reward = 2.0 * (-1) ** self.steps * (self.steps > 32)
+        return np.full(3, reward, np.float32), reward, False, self.steps % 8 == 0, {}
+
+
+def test_the_first_coefficient_waits_for_a_reward(capsys) -> None:
+    words = [word for word in QUICK if not word.startswith("env")]
+    words += ["env=custom", "env.target=tests.control.test_your_policy:Late", "env.num_envs=1"]
+    klrl.run(*words, "kl.coef=null", folder="run")
+    assert [row["kl/ref/coef"] for row in rows_of(Path("run"))] == [0, 0, 2, 2]
+    assert "the first reward sets it" in capsys.readouterr().out

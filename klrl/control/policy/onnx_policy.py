@@ -52,6 +52,12 @@ class OnnxPolicy:
             told = f"its outputs are {', '.join(outputs)}; name them logits, or loc and scale"
             raise ConfigError(f"{file}: {told}")
         self._outputs = found[0]
+        named = session.get_modelmeta().custom_metadata_map.get("distribution")
+        #: The distribution's name, if known: loc and scale of others' files are a Gaussian's.
+        self.distribution = named or ("normal" if self._outputs[0] == "loc" else None)
+        if len(session.get_inputs()) > 1:
+            told = f"{', '.join(each.name for each in session.get_inputs())}; give one input"
+            raise ConfigError(f"{file}: its inputs are {told}, observations [B, D]")
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self  # a session has no state, and cannot be copied

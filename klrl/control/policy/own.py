@@ -7,6 +7,7 @@ Both are tried once on synthetic observations before training: ``reference=custo
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -20,7 +21,7 @@ from torch.distributions import Distribution, Independent
 from torch.nn.functional import one_hot
 from torchrl.envs import EnvBase
 
-from klrl.base.errors import NonFiniteError
+from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.base.seeds import generators_kept, seed_generators
 from klrl.config import CONTROL, CustomActorConfig, OwnPart, factory
 from klrl.config.own import PartError, config_errors, import_target, make_own
@@ -51,13 +52,17 @@ def custom_agent(config: CustomActorConfig, env: EnvBase, **how: bool) -> Agent:
         network: nn.Module = make_own(setting, part, sizes, nn.Module, _NETWORK)
         return network if layout is None else Unpacked(layout, network)
 
-    if agent.normalizer is not None and _has_weights(partial(made, "actor", config, sizes)):
+    make = partial(made, "actor", config, sizes)
+    trained = _has_weights(make)
+    if trained and agent.normalizer is not None:
         # Statistics that begin empty would change a trained policy.
         agent.normalizer, agent.notes = None, (_UNNORMALIZED,)
         policy.normalizer = agent.value_net.normalizer = nn.Identity()
     # The user's network is the head, and the trunk is empty.
     policy.trunk = nn.Sequential()
-    policy.head = made("actor", config, sizes)
+    # Code that loads weights may seed the generators; the run's seed must not change.
+    with generators_kept() if trained else nullcontext():
+        policy.head = make()
     with config_errors("actor", config):
         outputs = _try(policy.head, seen, [policy.outputs] * len(agent.family.param_keys))
         if len(outputs) == 2:  # loc and scale
@@ -84,7 +89,7 @@ def network_sizes(agent: Agent) -> dict[str, object]:
 
 
 def _has_weights(make: Callable[[], nn.Module]) -> bool:
-    """Whether a network comes with trained weights: those of two random streams are equal.
+    """Whether a network comes with trained weights: some are equal for two random streams.
 
     Weights that are constant, such as zeros, may be an initialisation.
     """
@@ -93,8 +98,8 @@ def _has_weights(make: Callable[[], nn.Module]) -> bool:
         for seed in (1, 2):
             seed_generators(seed)
             made.append(list(make().parameters()))
-    varied = any(weight.numel() > 1 and weight.std() > 0 for weight in made[0])
-    return varied and all(map(torch.equal, *made))
+    pairs = zip(*made, strict=True)
+    return any(a.numel() > 1 and a.std() > 0 and torch.equal(a, b) for a, b in pairs)
 
 
 def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...]:
@@ -107,6 +112,8 @@ def _try(network: nn.Module, seen: Tensor, most: list[int]) -> tuple[Tensor, ...
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             raise PartError(f"{name} requires no gradient; make it a buffer")
+        if parameter.dtype != torch.float32:
+            raise PartError(f"{name} is of {parameter.dtype}; make it torch.float32")
     total = torch.stack([each.sum() for each in outputs]).sum()
     if not total.requires_grad:
         raise PartError("its outputs have no gradient; remove detach or no_grad")
@@ -229,7 +236,11 @@ def own_reference(setting: str, part: OwnPart, agent: Agent) -> ProbabilisticTen
     Raises:
         ConfigError: the policy fails, gives a different distribution, or depends on chance.
     """
-    network = OwnReference(setting_text(setting, part), _policy(setting, part, agent), agent)
+    policy, own = _policy(setting, part, agent), agent.family.name
+    if (theirs := getattr(policy, "distribution", None) or own) != own:  # of an ONNX file
+        told = f"its policy is {theirs}, but this policy is {own}"
+        raise ConfigError(f"{setting_text(setting, part)}: {told}; choose the same distribution")
+    network = OwnReference(setting_text(setting, part), policy, agent)
     network.requires_grad_(False).eval()
     seen = agent.synthetic_observations(6)
     with config_errors(setting, part), generators_kept(), torch.no_grad():

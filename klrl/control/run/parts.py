@@ -155,8 +155,9 @@ def rewards_of(
     if scale is not None:
         own["learner/reward_norm"] = scale
     if kl is None or not kl.charges_reward:
-        return Rewards(shaped, shaped, 0.0, own)
-    return Rewards(_mean(after.get(RAW_REWARD_KEY)), shaped, _mean(after.get(KL_KEY)), own)
+        return Rewards(shaped, shaped, 0.0, own, _mean(after.get("reward").abs()))
+    raw = after.get(RAW_REWARD_KEY)
+    return Rewards(_mean(raw), shaped, _mean(after.get(KL_KEY)), own, _mean(raw.abs()))
 
 
 def _mean(value: torch.Tensor) -> float:
