@@ -57,10 +57,12 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
         record.problems.append(edited)
     entries = sorted(folder.glob("checkpoints/*/frames-*"))
     for path in entries:
+        place = path.relative_to(folder / "checkpoints")
         try:
-            CheckpointEntry(path).check()
+            (entry := CheckpointEntry(path)).check()
+            if entry.metadata.get("run") != files.manifest.get("id"):
+                record.problems.append(f"checkpoint {place} belongs to another run")
         except DamagedEntry as error:
-            place = path.relative_to(files.checkpoints)
             record.problems.append(f"checkpoint {place} is damaged ({error})")
     rows = read_rows(files.metrics, record.problems.append) if files.metrics.is_file() else []
     rows = [{k: v for k, v in row.items() if v is not None and math.isfinite(v)} for row in rows]
@@ -68,7 +70,7 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
         for name, reason in _contradictions(row, config):
             at = f"metrics.jsonl: iteration {row.get('iteration')}"
             record.problems.append(f"{at}: {name} is {row[name]:.6g}, but {reason}")
-    record.problems += _exact_kl(rows, config)
+    record.problems += [*_lost(files, rows, config), *_exact_kl(rows, config)]
     record.looked += [f"settings and {counted(len(entries), 'checkpoint')} against digests"]
     record.looked.append(f"{counted(len(rows), 'row')}, each against itself")
     _evaluations(folder, config, rows, device, record)
@@ -99,6 +101,20 @@ def _contradictions(row: Row, config: JobConfig) -> Iterator[tuple[str, str]]:
     rounding = _NATS + (row.get("policy/gap", 0.0) if early else 0.0)
     if kl in row and _differ(row["kl/ref/penalty"], coef * row[kl], coef * rounding):
         yield "kl/ref/penalty", f"kl/ref/coef * {kl} is {coef * row[kl]:.6g}"
+
+
+def _lost(files: RunFolder, rows: Sequence[Row], config: JobConfig) -> Iterator[str]:
+    """Yield a problem if rows, or the last checkpoint of a finished run, are missing."""
+    found = [row["iteration"] for row in rows if "reward/raw" in row]
+    if found != [*range(1, len(found) + 1)]:
+        yield "metrics.jsonl: its iterations are not 1, 2, 3 and so on"
+    if files.status != "finished":
+        return
+    axis = domain_of(config).axis
+    if not rows or rows[-1].get(axis, 0) < config.frames:
+        yield f"metrics.jsonl: the run is finished, but no row has {axis}={config.frames} or more"
+    if not any(files.checkpoints.glob("last/frames-*")):
+        yield "checkpoints/last: the run is finished, but has none"
 
 
 def _charged(config: JobConfig) -> str:

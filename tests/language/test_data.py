@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.config import TextConfig
-from klrl.language.data.files import hold_out, read_prompts
+from klrl.language.data.files import _refuse_addresses, hold_out, read_prompts
 from klrl.language.data.prompts import Prompt, PromptStream, render
 from klrl.language.data.tasks import text
 from klrl.language.model.pretrained import load_causal_lm
@@ -153,6 +153,23 @@ def test_a_folder_whose_data_are_elsewhere_is_refused() -> None:
         Path("folder/README.md").write_text(CARD.replace("DATA", address))
         with pytest.raises(ConfigError, match=r"env.data=folder: its README.md names data else"):
             read_prompts("folder")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        'configs: [{config_name: default, data_files: [{split: train, path: "http://a/b"}]}]',
+        'configs:\n- {config_name: default, data_files: "http://a/b"}',
+        '"data_files": "http://a/b"',
+        'data_files: "http\\x3a//a/b"',
+        "a: &a [1]\nconfigs: *a",
+        "configs: [",
+    ],
+)
+def test_a_description_cannot_hide_an_address(described: str) -> None:
+    Path("README.md").write_text(f"---\n{described}\n---\n")
+    with pytest.raises(ConfigError, match=r"its README.md (names data elsewhere|cannot be read)"):
+        _refuse_addresses(Path(), "env.data=.")
 
 
 def test_a_share_is_held_out_once_and_for_every_seed() -> None:

@@ -178,3 +178,23 @@ def test_a_mixed_run_whose_kl_is_wrong_is_found(job) -> None:
         found = verify_run(run)
         assert wrong(found) == {"kl"}, factor
         assert measured(found.problems)["kl"][2] < 0.5 * max(max(each["kl"]) for each in samples)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda sample: [],
+        lambda sample: {**sample, "log_probs": sample["log_probs"][:-1]},
+        lambda sample: {key: each for key, each in sample.items() if key != "kl"},
+        lambda sample: {**sample, "response_ids": [10**6] * len(sample["response_ids"])},
+        lambda sample: {**sample, "prompt_ids": ["a"]},
+    ],
+    ids=["list", "short", "lacks", "unknown_id", "text"],
+)
+def test_a_line_that_is_no_sample_is_named(change: Callable[[dict], object], run: Path) -> None:
+    samples = samples_of(run)
+    (run / "samples.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in [*samples[:-1], change(samples[-1])])
+    )
+    (line,) = verify_run(run).problems
+    assert line.startswith(f"samples.jsonl line {len(samples)}: ")

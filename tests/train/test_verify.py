@@ -100,6 +100,8 @@ FAULTS: dict[str, tuple[Callable[[Rows], None], str]] = {
     ),
     "half the penalty": (half_charged, "iteration 3: kl/ref/penalty is"),
     "an evaluation": (each("eval/return", lambda x: x + 5), "eval/return: recorded"),
+    "a lost row": (lambda rows: rows.remove(rows[3]), "its iterations are not 1, 2, 3"),
+    "a lost end": (lambda rows: rows.remove(rows[-1]), "finished, but no row has frames=2048"),
     "the best": (each("eval/best_return", lambda x: x + 5), "eval/best_return: recorded"),
 }
 

@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import expanded, files_below, read_plain
+from klrl.base.tables import LOADER
 from klrl.language.data.prompts import CONTENT, Fields, Prompt, parse_row, read_json_file
 
 #: The default of ``env.split``.
 SPLIT = "train"
 #: A folder that contains one of these files was written by ``save_to_disk`` of ``datasets``.
 _SAVED = ("dataset_dict.json", "state.json")
-#: An address as an item of a list in YAML, or as the value of a key that names data.
-_ADDRESS = re.compile(r"^[\s-]*(?:(?:data_files|path):)?[\s\[\"']*\w+://", re.MULTILINE)
+#: Keys of a folder's description under which ``datasets`` looks for data.
+_DATA = ("configs", "data_files", "data_dir")
 
 
 def read_prompts(
@@ -116,8 +118,20 @@ def _read_by_datasets(place: Path, where: str) -> Iterator[Any]:
 def _refuse_addresses(place: Path, where: str) -> None:
     """Refuse a folder that describes its data by an address, which ``datasets`` would fetch."""
     for name in ("README.md", ".huggingface.yaml"):
-        text = read_plain(place / name).decode() if (place / name).is_file() else ""
-        if _ADDRESS.search(text.split("\n---")[0]):  # the part of a README that is YAML
+        if not (place / name).is_file():
+            continue
+        text = read_plain(place / name).decode().lstrip("\ufeff")
+        if name.endswith(".md"):  # YAML between two lines ---, then text
+            text = "".join(re.split(r"^\s*---\s*$", text, maxsplit=2, flags=re.MULTILINE)[1:2])
+        try:
+            if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, LOADER)):
+                raise yaml.YAMLError("it has an alias")  # which may name much in few bytes
+            described = yaml.load(text, LOADER)
+        except yaml.YAMLError as error:
+            told = f"its {name} cannot be read ({first_line(error)}); remove it"
+            raise ConfigError(f"{where}: {told}") from error
+        named = {key: described.get(key) for key in _DATA} if isinstance(described, dict) else {}
+        if "://" in json.dumps(named, default=str):
             raise ConfigError(f"{where}: its {name} names data elsewhere; remove its data_files")
 
 

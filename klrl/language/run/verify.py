@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from klrl.base.errors import first_line
 from klrl.base.files import ROWS, read_plain
 from klrl.base.text import counted
 from klrl.config import LanguageConfig
@@ -68,12 +69,23 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
         policy, reference = trained_policy(folder, "last", device, model=model), None
         if config.has_reference:
             reference = trained_reference(folder, "last", policy, config.actor.model, device)
-        temperature = config.collector.temperature
-        numbers = [recomputed(each, temperature, policy, reference) for _, each in drawn]
-        for true, line in compare(drawn, numbers, bounds_of(rows, config)):
+        temperature, numbers, scored = config.collector.temperature, [], []
+        for number, sample in drawn:
+            try:
+                now = recomputed(sample, temperature, policy, reference)
+                if any(len(sample[name]) != len(value) for name, value in now.items()):
+                    raise ValueError("its lists differ in length")
+            except (LookupError, TypeError, ValueError, RuntimeError) as error:
+                told = f"samples.jsonl line {number}: cannot be scored ({first_line(error)})"
+                record.problems.append(told)
+                continue
+            numbers.append(now)
+            scored.append((number, sample))
+        for true, line in compare(scored, numbers, bounds_of(rows, config)) if scored else ():
             (record.looked if true else record.problems).append(line)
     if gone := len(samples) - len(drawn):
         record.unseen.append(f"log-probs of {counted(gone, 'sample')}, whose weights are gone")
+    record.unseen.append("texts and rewards of the samples")
     if not samples:
         record.unseen.append("samples: there are none")
     return record
@@ -85,9 +97,11 @@ def _read_samples(folder: Path, record: Record) -> list[Sample]:
     lines = read_plain(file, ROWS).split(b"\n")[:-1] if file.is_file() else []
     for number, line in enumerate(lines, 1):
         try:
-            samples.append((number, json.loads(line)))
-        except ValueError:
-            record.problems.append(f"samples.jsonl line {number}: is not JSON")
+            sample = json.loads(line)
+            _ = sample["weights"]
+            samples.append((number, sample))
+        except (ValueError, LookupError, TypeError):
+            record.problems.append(f"samples.jsonl line {number}: is no sample")
     return samples
 
 
