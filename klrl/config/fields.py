@@ -88,6 +88,7 @@ Share = Annotated[Number, pydantic.Field(ge=0, le=1)]
 Whole = Annotated[int, BeforeValidator(_no_switch), pydantic.Field(lt=2**63)]
 Natural = Annotated[Whole, pydantic.Field(ge=0)]
 Count = Annotated[Whole, pydantic.Field(ge=1)]
+Copies = Annotated[Count, pydantic.Field(le=2**16)]  # of an environment, in memory
 Values = dict[str, Any]
 #: A path. An empty one, as from an unset shell variable, would mean the current folder.
 Place = Annotated[str, AfterValidator(_not_empty)]

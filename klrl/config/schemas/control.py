@@ -10,6 +10,7 @@ from pydantic import Field
 from klrl.config.choices import registered
 from klrl.config.fields import (
     ChoiceConfig,
+    Copies,
     Count,
     Number,
     OwnPart,
@@ -32,7 +33,7 @@ class EnvConfig(ChoiceConfig):
 
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
-    num_envs: Count = 8  # copies of the environment, all in this process
+    num_envs: Copies = 8  # copies of the environment, all in this process
     normalize_observation: bool = True  # true: the policy normalises its observations
     reward_scale: Positive = 1.0  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
