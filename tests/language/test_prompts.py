@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 import time
 from datetime import date
@@ -220,6 +221,45 @@ def test_a_template_that_fails_hangs_or_grows_is_refused_in_one_line(
         encode(Prompt([USER], origin="line 4"), tokenizer)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+FAILS_AT_B = "{% if messages[0].content == 'b' %}{{ FAULT }}{% endif %}" + toys.TEMPLATE
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [("([[messages]] * 1000000)|sum(start=[])", "took more than 1 s"), ("1 // 0", "by zero")],
+)
+def test_a_template_that_hangs_or_fails_in_a_batch_is_told_with_its_line(
+    fault: str, told: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 1.0)
+    tokenizer = toys.tokenizer.__wrapped__(template=FAILS_AT_B.replace("FAULT", fault))
+    bad = [Prompt([{**USER, "content": c}], origin=f"line {i}") for i, c in enumerate("aab" * 2, 1)]
+    with pytest.raises(ConfigError, match=f"^line 3: the chat template refuses it .*{told}"):
+        prompts_module.encode(bad, tokenizer)
+    assert encode(bad[0], tokenizer) == encode(bad[0], toys.tokenizer())
+
+
+def test_conversations_of_several_batches_keep_their_order(monkeypatch) -> None:
+    monkeypatch.setattr(templates, "BATCH", 3)
+    texts = [f"{i} " * (i % 3) for i in range(8)]
+    both = [Prompt(each) for t in texts for each in (f"{t}.", [{**USER, "content": t}])]
+    tokenizer = toys.tokenizer()
+    expected = [encode(prompt, tokenizer) for prompt in both]
+    for ids, prompt in zip(expected, both, strict=True):
+        if not isinstance(prompt.content, str):
+            how = {"add_generation_prompt": True}
+            assert ids == tokenizer.apply_chat_template(prompt.content, **how)["input_ids"]
+    assert prompts_module.encode(both, tokenizer) == expected
+
+
+def test_an_idle_child_that_was_killed_is_replaced() -> None:
+    expected = encode(Prompt(TURNS), toys.tokenizer())
+    killed = templates._idle[os.getpid()]
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert encode(Prompt(TURNS), toys.tokenizer()) == expected
 
 
 def test_a_tokenizer_that_panics_or_hangs_is_refused_in_one_line(monkeypatch) -> None:

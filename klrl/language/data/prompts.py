@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,11 +200,12 @@ def encode(
     an EOS at the end, since a response follows. A prompt of more than ``limit`` tokens is refused,
     since it leaves no room for a response.
     """
+    chats = ((p.content, p.row) for p in prompts if not isinstance(p.content, str))
+    ids_of_chats = render(tokenizer, chats, template, add_generation_prompt=True)
 
     def ids_of(prompt: Prompt) -> list[int]:
         if not isinstance(prompt.content, str):
-            given = {**template, **tools_of(prompt.row)}
-            return render(tokenizer, prompt.content, given, add_generation_prompt=True)
+            return next(ids_of_chats)
         ids, bare = plain_ids(tokenizer, prompt.content)
         added = ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]
         return ids[:-1] if added else ids
@@ -253,25 +254,29 @@ _MARKS = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
 
 def render(
     tokenizer: Tokenizer,
-    turns: Sequence[Message],
+    chats: Iterable[tuple[Sequence[Message], Fields]],
     template: Mapping[str, object],
     **how: bool,
-) -> list[int]:
-    """Apply the chat template to a conversation; return its token ids.
+) -> Iterator[list[int]]:
+    """Apply the chat template to conversations; yield the token ids of each.
 
-    Call this in :func:`guarded`, since a template may raise anything.
+    Call ``next`` in :func:`guarded`, since a template may raise anything.
 
     Args:
         tokenizer: with a chat template.
-        turns: the conversation.
+        chats: conversations, each with its row of data, which may have tools.
         template: arguments of the chat template.
         how: options of ``apply_chat_template``, such as ``add_generation_prompt=True``.
     """
-    given = {**tokenizer.special_tokens_map, **template, **how}
+    common = {**tokenizer.special_tokens_map, **template, **how}
     # As apply_chat_template does: templates fail on content=None, but not without a content.
-    chat = [{k: v for k, v in turn.items() if v is not None} for turn in turns]
-    text = rendered(conversations=[chat], chat_template=tokenizer.get_chat_template(), **given)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    each = (
+        {"conversations": [[{k: v for k, v in t.items() if v is not None} for t in turns]]}
+        | tools_of(row)
+        for turns, row in chats
+    )
+    for text in rendered(each, chat_template=tokenizer.get_chat_template(), **common):
+        yield list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def end_of_turn(
@@ -284,11 +289,8 @@ def end_of_turn(
     """
     if isinstance(prompt.content, str) or len(eos) == 1:
         return eos[0]
-    given = {**template, **tools_of(prompt.row)}
-    one, other = (
-        render(tokenizer, [*prompt.content, {"role": "assistant", "content": answer}], given)
-        for answer in "12"
-    )
+    chats = ([*prompt.content, {"role": "assistant", "content": answer}] for answer in "12")
+    one, other = render(tokenizer, ((chat, prompt.row) for chat in chats), template)
     from_answer = dropwhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return next((token for token, _ in from_answer if token in eos), eos[0])
 

@@ -20,7 +20,7 @@ from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
 from klrl.language.data.foreign import guarded
 from klrl.language.data.model_files import check_weights, read_tokenizer, read_weights
-from klrl.language.data.prompts import Content, Fields, plain_ids, render, tools_of
+from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, plain_ids, render
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
@@ -106,7 +106,7 @@ class RewardModel:
             if isinstance(prompt, str):
                 return plain_ids(self._tokenizer, prompt + response)[0]
             turns = [*prompt, {"role": "assistant", "content": response}]
-            return render(self._tokenizer, turns, tools_of(row))
+            return next(render(self._tokenizer, [(turns, row)], NO_ARGUMENTS))
 
         what = f"{self._setting}: its tokenizer or chat template refuses a text"
         texts = guarded(encode, samples, lambda _: what, "fix its files")
