@@ -110,8 +110,8 @@ def _lost(files: RunFolder, rows: Sequence[Row], config: JobConfig) -> Iterator[
         yield "metrics.jsonl: its iterations are not 1, 2, 3 and so on"
     if files.status != "finished":
         return
-    axis = domain_of(config).axis
-    if not rows or rows[-1].get(axis, 0) < config.frames:
+    axis, early = domain_of(config).axis, config.collector.patience is not None
+    if not rows or (rows[-1].get(axis, 0) < config.frames and not early):
         yield f"metrics.jsonl: the run is finished, but no row has {axis}={config.frames} or more"
     if not any(files.checkpoints.glob("last/frames-*")):
         yield "checkpoints/last: the run is finished, but has none"
