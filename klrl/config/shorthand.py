@@ -1,4 +1,4 @@
-"""Policies that no run of klrl made, where a run's folder may stand: code, or an ONNX file.
+"""Shorthand for policies that klrl did not train: code, or an ONNX file, in place of a run folder.
 
 ``actor.init=FILE.py:make`` is short for ``actor=custom actor.target=FILE:make``, and
 ``reference.path=FILE.py:make`` for ``reference=custom reference.target=FILE:make``. An ONNX file as
@@ -23,6 +23,7 @@ from klrl.base.tables import yaml_text
 from klrl.config.choices import CONTROL, choices_for
 from klrl.config.fields import OwnPart
 from klrl.config.given import Given
+from klrl.config.schemas.control import ActorConfig
 
 _CODE = re.compile(r"(.+):([A-Za-z_][\w.]*)")
 #: The part that reads an ONNX file.
@@ -30,8 +31,6 @@ _ONNX = "klrl.control.policy.onnx_policy:OnnxPolicy"
 #: An actor's choice -> ``actor.distribution`` of a custom actor.
 _DISTRIBUTIONS = ("normal", "tanh_normal", "categorical")
 _INIT = ("actor.init", "actor.init_which")
-#: The settings that determine an actor's networks, and the scaling of pixels.
-_SHAPES = ("hidden", "activation", "share_trunk", "arch", "scale")
 
 
 def part_of(value: str) -> OwnPart | None:
@@ -80,7 +79,7 @@ def _networks_of(given: Sequence[Given]) -> list[Given]:
     known = {*choices_for("actor", CONTROL)} - {"custom"}  # code is for the user to name
     if not isinstance(actor, Mapping) or actor.get("name") not in known:
         return []
-    values = {key: actor[key] for key in _SHAPES if key in actor}
+    values = {key: actor[key] for key in ActorConfig.shapes if key in actor}
     return [
         Given(f"actor={actor['name']}"),
         *(Given(f"actor.{key}={json.dumps(value)}") for key, value in values.items()),

@@ -264,7 +264,7 @@ class Training:
         if self.parts.reference is None:
             return
         self.parts.reference.move(self.parts.actor, self.counters.iteration)
-        if getattr(self.config.kl, "coef", 0.0) is None and self.controller.coef == 0:
+        if self.config.kl.coef_from_reward and self.controller.coef == 0:
             self._price(self.parts.rewards(batch).size)
         config = self.config.controller
         unit = config.unit if isinstance(config, TargetControllerConfig) else None
@@ -274,9 +274,8 @@ class Training:
         """Set ``kl.coef=null`` to what a step earns on average, in absolute value."""
         self.controller.coef = earned
         if earned or self.counters.iteration == 1:
-            told = "what a step earned; .1 nats now cost a tenth of it"
-            none = "a step earned nothing so far; the first reward sets it"
-            self.recorder.say(f"kl.coef={earned:.3g}: {told if earned else none}")
+            what = "what a step earned; .1 nats now cost a tenth of it"
+            self.recorder.say(f"kl.coef={earned:.3g}: {what if earned else 'no reward so far'}")
 
     def record(self, row: Row, batch: TensorDictBase) -> None:
         """Call the hooks, then write the iteration's row."""

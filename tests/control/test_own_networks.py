@@ -150,3 +150,16 @@ def test_a_network_may_give_the_whole_gaussian() -> None:
     found = agent.policy_net(seen)
     torch.testing.assert_close(found, (loc.unsqueeze(-1), scale.exp().unsqueeze(-1)))
     assert agent.policy_net.log_std is None
+
+
+class Lazy(nn.Sequential):
+    """Its sizes follow from the first observations."""
+
+    def __init__(self, outputs: int = 1) -> None:
+        super().__init__(nn.LazyLinear(5), nn.Tanh(), nn.LazyLinear(outputs))
+
+
+def test_a_lazy_network_takes_its_sizes_from_the_first_observations() -> None:
+    env = VectorGymEnv("Pendulum-v1", num_envs=1, seed=0)
+    agent = agent_of(env, "Lazy")
+    assert [tuple(p.shape) for p in agent.policy_net.head.parameters()][::2] == [(5, 3), (1, 5)]

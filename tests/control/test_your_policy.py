@@ -279,4 +279,4 @@ def test_the_first_coefficient_waits_for_a_reward(capsys) -> None:
     words += ["env=custom", "env.target=tests.control.test_your_policy:Late", "env.num_envs=1"]
     klrl.run(*words, "kl.coef=null", folder="run")
     assert [row["kl/ref/coef"] for row in rows_of(Path("run"))] == [0, 0, 2, 2]
-    assert "the first reward sets it" in capsys.readouterr().out
+    assert "kl.coef=0: no reward so far" in capsys.readouterr().out

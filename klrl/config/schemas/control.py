@@ -82,13 +82,17 @@ class ActorConfig(ChoiceConfig):
     hidden: Widths = setting([64, 64])  # widths of the hidden layers, policy and critic alike
     activation: Activation = "tanh"  # tanh, relu, elu, silu, gelu
     share_trunk: bool = False  # true: policy and critic share their hidden layers
-    init: Place | None = None  # a run folder to start from: its weights, critic and normaliser
+    #: the policy to start from: a run folder (its weights, critic and normaliser), or
+    #: FILE.py:function of a policy of yours (docs/your_policy.md)
+    init: Place | None = None
     init_which: Literal["last", "best"] = setting("last", added=True)  # the checkpoint of that run
 
     #: The setting that chooses the distribution.
     distribution_setting: ClassVar[str] = "actor"
     #: The value of that setting with which the action space determines the distribution.
     fitting: ClassVar[str] = "mlp"
+    #: The settings that determine the networks, and the scaling of pixels.
+    shapes: ClassVar[tuple[str, ...]] = ("hidden", "activation", "share_trunk", "arch", "scale")
 
     @property
     def chosen(self) -> str:

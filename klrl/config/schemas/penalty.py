@@ -77,6 +77,11 @@ class PeriodicReferenceConfig(ReferenceConfig):
 class KLConfig(ChoiceConfig):
     """No reference, so no KL is measured or charged."""
 
+    @property
+    def coef_from_reward(self) -> bool:
+        """Whether the coefficient follows from the first reward (``kl.coef=null``)."""
+        return False
+
 
 @registered("kl", "legacy", control="control.run.kl:legacy", language="language.run.kl:legacy")
 class LegacyKLConfig(KLConfig):
@@ -87,6 +92,11 @@ class LegacyKLConfig(KLConfig):
     coef: NonNegative | None = 0.1
     #: charge the batch (rollout), or in the environment (step; language: TorchRL's ChatEnv, slow)
     apply: Literal["rollout", "step"] = "rollout"
+
+    @property
+    def coef_from_reward(self) -> bool:
+        """Whether the coefficient follows from the first reward (``kl.coef=null``)."""
+        return self.coef is None
 
     @property
     def first_coef(self) -> float:

@@ -19,6 +19,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential, TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent
 from torch.nn.functional import one_hot
+from torch.nn.parameter import is_lazy
 from torchrl.envs import EnvBase
 
 from klrl.base.errors import ConfigError, NonFiniteError
@@ -97,8 +98,8 @@ def _has_weights(make: Callable[[], nn.Module]) -> bool:
     with generators_kept():
         for seed in (1, 2):
             seed_generators(seed)
-            made.append(list(make().parameters()))
-    pairs = zip(*made, strict=True)
+            made.append([p for p in make().parameters() if not is_lazy(p)])
+    pairs = zip(*made, strict=False)  # a random network may have other sizes each time
     return any(a.numel() > 1 and a.std() > 0 and torch.equal(a, b) for a, b in pairs)
 
 

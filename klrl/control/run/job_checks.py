@@ -312,15 +312,9 @@ def _check_same_kind(setting: str, path: str, config: Config, run: Path) -> None
         raise ConfigError(f"{setting}={path}: the run has {told}; set that here")
 
 
-#: The settings that determine an actor's networks, and the scaling of pixels.
-_SHAPES = (
-    *("hidden", "activation", "share_trunk", "arch", "scale"),
-    *("target", "args", "own_critic"),
-)
-
-
 def _network(actor: ActorConfig) -> str:
-    return " ".join(f"{key}={each}" for key, each in asdict(actor).items() if key in _SHAPES)
+    keys = (*actor.shapes, "target", "args", "own_critic")
+    return " ".join(f"{key}={each}" for key, each in asdict(actor).items() if key in keys)
 
 
 def control_config(run: Path, setting: str = "run") -> Config:
