@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks.sort_digits_base import Recipe, build
 from klrl.__main__ import main
@@ -10,6 +12,8 @@ from klrl.config import LanguageConfig
 from klrl.config.checks import to_config
 from klrl.config.compose import Composer
 from klrl.config.overrides import parse
+from klrl.language.data.batch import response_mask
+from klrl.language.run import evaluate
 from tests.runs.commands import last_choices
 
 QUICK_MODEL = Recipe(
@@ -70,3 +74,29 @@ def exits(model: str, capsys: pytest.CaptureFixture) -> Callable[..., tuple[int,
         return int(stop.value.code or 0), said.out, said.err
 
     return call
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The batches of responses that ``klrl kl`` measures."""
+    found, answers = [], evaluate.Player.answers
+
+    def watched(*given, **how):
+        for asked, batch in answers(*given, **how):
+            found.append(batch)
+            yield asked, batch
+
+    monkeypatch.setattr(evaluate.Player, "answers", watched)
+    return found
+
+
+def plain(folder: str, batch, temperature: float = 1.0) -> list[torch.Tensor]:
+    """log p of every token of each response [T, V], a row at a time, from a folder's own model."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    found = []
+    for row, mask in zip(batch, response_mask(batch), strict=True):
+        ids = row["tokens", "full"][row["masks", "all_attention_mask"]]
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, -int(mask.sum()) - 1 : -1]
+        found.append((logits.double() / temperature).log_softmax(-1))
+    return found

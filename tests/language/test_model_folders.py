@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.language.data.batch import response_mask
-from klrl.language.run import evaluate
 from klrl.train.policy_kl import kl_between
+from tests.language.conftest import plain
 from tests.runs.commands import said
 from tests.transforms import llm_toys as toys
 
@@ -39,32 +39,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def here(folders: Path) -> None:
     shutil.copytree(folders, ".", dirs_exist_ok=True)
-
-
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list:
-    """The batches of responses that are measured."""
-    found, answers = [], evaluate.Player.answers
-
-    def watched(*given, **how):
-        for asked, batch in answers(*given, **how):
-            found.append(batch)
-            yield asked, batch
-
-    monkeypatch.setattr(evaluate.Player, "answers", watched)
-    return found
-
-
-def plain(folder: str, batch, temperature: float = 1.0) -> list[torch.Tensor]:
-    """log p of every token of each response, [T, V]."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    found = []
-    for row, mask in zip(batch, response_mask(batch), strict=True):
-        ids = row["tokens", "full"][row["masks", "all_attention_mask"]]
-        with torch.no_grad():
-            logits = model(ids[None]).logits[0, -int(mask.sum()) - 1 : -1]
-        found.append((logits.double() / temperature).log_softmax(-1))
-    return found
 
 
 def divergences(p: torch.Tensor, q: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -10,42 +10,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from klrl.base.errors import ConfigError
 from klrl.kl.divergences import MEASURED, over_actions
-from klrl.language.data.batch import response_mask
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import evaluate
 from klrl.language.run.export import export_run
 from klrl.language.run.verify import verify_run
 from klrl.train.evaluate import evaluate_run
 from klrl.train.policy_kl import kl_between
+from tests.language.conftest import plain
 from tests.runs.commands import rows_of
 
 
-def plain(folder: str, batch, temperature: float) -> list[torch.Tensor]:
-    """log p of every token of each response [T, V], a row at a time, from a folder's own model."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    found = []
-    for row, mask in zip(batch, response_mask(batch), strict=True):
-        ids = row["tokens", "full"][row["masks", "all_attention_mask"]]
-        with torch.no_grad():
-            logits = model(ids[None]).logits[0, -int(mask.sum()) - 1 : -1]
-        found.append((logits.double() / temperature).log_softmax(-1))
-    return found
-
-
 @pytest.mark.parametrize("lora", [0, 2])
-def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, monkeypatch) -> None:
+def test_each_token_is_a_sum_over_the_vocabulary(lora, exits, model, batches) -> None:
     """A run, against its reference, the folder that it started from, and its own export."""
     words = ("collector.temperature=0.7", f"actor.lora.r={lora}", "optim.lr=0.05")
     words = (*words, *(["reference=adapter_off"] if lora else []))
     assert exits(*words)[0] == 0
-    batches, answers = [], evaluate.Player.answers
-
-    def watched(*given, **how):
-        for asked, batch in answers(*given, **how):
-            batches.append(batch)
-            yield asked, batch
-
-    monkeypatch.setattr(evaluate.Player, "answers", watched)
     found = kl_between("run", model, episodes=12)
     export_run("run", Path("exported"), merge=bool(lora))
     p, q = (torch.cat(plain(f, batches[0], 0.7)) for f in ("exported", model))
@@ -92,18 +72,10 @@ def test_a_js_that_rounds_below_0_is_0(monkeypatch) -> None:
     assert min(js) == 0 < max(js)
 
 
-def test_a_folder_is_reference_and_teacher_to_plain_transformers(exits, model, monkeypatch) -> None:
+def test_a_folder_is_reference_and_teacher_to_plain_transformers(exits, model, batches) -> None:
     """Trained away from a first run, of which only an exported folder is left."""
     assert exits("optim.lr=0.03", "hydra.run.dir=first")[0] == 0
     export_run("first", Path("folder"))
-    batches, answers = [], evaluate.Player.answers
-
-    def watched(*given, **how):
-        for asked, batch in answers(*given, **how):
-            batches.append(batch)
-            yield asked, batch
-
-    monkeypatch.setattr(evaluate.Player, "answers", watched)
     words = ("reference=model", "reference.path=folder", "kl.placement=loss", "kl.estimator=exact")
     words = (*words, "kl.coef=1", "advantage.reward_weight=0", "loss=clip", "frames=128")
     assert exits(*words)[0] == 0
