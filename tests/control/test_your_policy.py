@@ -51,10 +51,12 @@ def write_page() -> None:
 def sb3() -> Callable[[np.ndarray], Normal]:
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.logger import configure
     from stable_baselines3.common.vec_env import VecNormalize
 
     env = VecNormalize(make_vec_env("Pendulum-v1", n_envs=2, seed=3))
     model = PPO("MlpPolicy", env, n_steps=128, seed=3, device="cpu")
+    model.set_logger(configure("logs", []))  # without one it writes below /tmp
     model.learn(512)
     model.save("sb3.zip")
     env.save("sb3.pkl")
