@@ -45,7 +45,7 @@ USES = (
         "sources are public, but not Hydra's own for files, whose loading has no limit",
     ),
     (
-        "control/env/copies.py",
+        "control/env/simulators.py",
         "_max_episode_steps",
         "gymnasium 1.4",
         "TimeLimit shows its limit only in its spec, and a custom environment may have none",

@@ -19,7 +19,7 @@ import torch
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from klrl.base.errors import first_line
-from klrl.control.env.gym_make import wrappers_of
+from klrl.control.env.contract import wrappers_of
 
 Array = np.ndarray
 #: How many copies of a batch, and how many steps of each, are compared with Gymnasium's.
