@@ -18,8 +18,9 @@ from tests.language.conftest import QUICK_MODEL
 from tests.runs.commands import exits, rows_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DOCS = ROOT / "docs"
+DEVELOPERS = DOCS / "developers"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 #: A command of a page that starts, prints or plans a job: its words.
 STARTS = re.compile(
     r"^    (?:python -m )?klrl (?:plan )?((?:-m |[\w.]+=).*?)(?: +#.*)?$", re.MULTILINE
@@ -76,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The commands of which_kl.md.
-RUNS = STARTS.findall((ROOT / "docs" / "which_kl.md").read_text("utf-8"))
+RUNS = STARTS.findall((DOCS / "which_kl.md").read_text("utf-8"))
 
 
 @pytest.mark.integration
@@ -92,63 +93,6 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
 
 
-#: The heading of each room in the map, from the top down: what a maintainer asks.
-ROOMS = {
-    "cli": "which words does a command take?",
-    "api.py": "how do I run klrl from Python?",
-    "report": "what do many runs come to?",
-    "doctor": "are this machine's KL numbers, and a loss of yours, right?",
-    "sweep": "which jobs run, where, and what do they cost?",
-    "control/run": "what is control's alone: the run",
-    "control/policy": "control: actor, critic and their distributions",
-    "control/env": "control: simulators, spaces, copies, episodes",
-    "language/run": "what is language's alone: the run",
-    "language/model": "language: the model",
-    "language/data": "language: prompts, tasks, rewards, the batch",
-    "train": "what is the algorithm?",
-    "objectives": "which TorchRL losses are there?",
-    "envs/llm/transforms/kl": "which TorchRL transforms are there, for tokens and actions alike?",
-    "envs/transforms": "... and for actions?",
-    "losses": "what is minimised, and how does beta move?",
-    "runs": "what does a run leave, and who reads it?",
-    "kl": "how is the KL estimated, measured, charged, controlled?",
-    "domains.py": "what tells control from language?",
-    "config": "where is a setting checked?",
-    "config/schemas": "where is a setting declared, with its type and range?",
-    "config/own": "how does a custom part get in ([extending.md](extending.md))?",
-    "config/rules": "which settings go together, and which are never read?",
-    "base": "what may every part use?",
-}
-
-
-def first_line(path: Path) -> str:
-    """Of a module's docstring."""
-    return str(ast.get_docstring(ast.parse(path.read_text("utf-8")))).partition("\n")[0]
-
-
-def map_of_the_tree() -> str:
-    """A line per file; ``python -m tests.test_docs`` writes it into the page."""
-    lines = []
-    for room, question in ROOMS.items():
-        home = ROOT / "klrl" / room
-        paths = sorted(home.glob("*.py")) if home.is_dir() else [home]
-        lines += [f"### `klrl/{room}`: {question}", ""]
-        lines += [f"- `{path.name}` {first_line(path)}" for path in paths if path.name[0] != "_"]
-        lines.append("")
-    return "\n".join(lines)
-
-
-MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of the map -->)", re.DOTALL)
-
-
-def test_the_map_is_that_of_the_tree() -> None:
-    assert MAP.findall(ARCHITECTURE.read_text("utf-8")) == [map_of_the_tree()]
-    rooms = {path.relative_to(ROOT / "klrl") for path in (ROOT / "klrl").rglob("[!_]*.py")}
-    assert {str(path.parent) for path in rooms if path.name != path.as_posix()} == {
-        room for room in ROOMS if "." not in room
-    }
-
-
 def defined_in(path: Path) -> set[str]:
     """Functions and classes of a module, methods as Class.method."""
     names = set()
@@ -162,7 +106,7 @@ def defined_in(path: Path) -> set[str]:
 
 
 def test_one_iteration_walks_through_functions_that_are_there() -> None:
-    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    page = (DEVELOPERS / "one_iteration.md").read_text("utf-8")
     walked = re.findall(r"`(?:klrl/)?([\w/]+\.py)(?:: ([\w.]+))?`", page)
     assert len(walked) > 30
     for name, function in walked:
@@ -178,7 +122,7 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
 
 
 def test_the_loop_of_the_page_is_the_loops() -> None:
-    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    page = (DEVELOPERS / "one_iteration.md").read_text("utf-8")
     block = [line[4:] for line in page.partition("## 1.")[0].splitlines() if line[:4] == " " * 4]
     loop = ast.parse((ROOT / "klrl/train/loop.py").read_text("utf-8"))
     train = next(x for x in ast.walk(loop) if isinstance(x, ast.FunctionDef) and x.name == "train")
@@ -196,7 +140,7 @@ def called(tree: ast.AST) -> list[str]:
     return [func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
@@ -204,7 +148,7 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 def test_every_row_of_reliability_names_tests_that_are_there() -> None:
     """Each word behind ``-k`` is a part of a test's name in the file before it."""
-    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    page = (DEVELOPERS / "reliability.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py)(?: -m slow)?(?: -k ([^`]+))?`", page)
     assert len(named) > 40
     folder, lost = Path(), []
@@ -216,8 +160,3 @@ def test_every_row_of_reliability_names_tests_that_are_there() -> None:
         names = " ".join(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
         lost += [(file, word) for word in words.strip('"').split(" or ") if word not in names]
     assert lost == []
-
-
-if __name__ == "__main__":
-    page = ARCHITECTURE.read_text("utf-8")
-    ARCHITECTURE.write_text(MAP.sub(lambda _: map_of_the_tree(), page), encoding="utf-8")
