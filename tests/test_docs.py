@@ -96,6 +96,7 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
 ROOMS = {
     "cli": "which words does a command take?",
     "api.py": "how do I run klrl from Python?",
+    "api_sweep.py": "how do I run and compare many?",
     "report": "what do many runs come to?",
     "doctor": "are this machine's KL numbers, and a loss of yours, right?",
     "sweep": "which jobs run, where, and what do they cost?",
