@@ -82,7 +82,7 @@ def test_svg_and_pdf_have_words_labels_with_units_and_the_asked_width(sweep) -> 
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
     pages = b"".join(zlib.decompress(each) for each in streams if each[:1] == b"x")
     # A character is two bytes in a string of the page; kerning breaks words in parts.
-    shown = re.sub(rb"\) -?[\d.]+ \(", b"", pages.replace(b"\0", b"")).replace(b"\\", b"")
+    shown = re.sub(rb"\)\s-?[\d.]+\s\(", b"", pages.replace(b"\0", b"")).replace(b"\\", b"")
     for each in words:
         assert each.encode() in shown
     assert b"/Type3" not in pdf
