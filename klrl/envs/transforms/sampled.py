@@ -96,7 +96,7 @@ def unsampled(
     if not written_keys(tensordict, [key]) and _in_parallel_env(tensordict):
         raise RuntimeError(
             f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
-            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+            "this transform around the ParallelEnv, or use RetrieveKL"
         )
     reason = f"no {key} for some actions: a random action has no KL to the reference"
     if on_unsampled == "raise":
