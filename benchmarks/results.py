@@ -1,4 +1,4 @@
-"""Where figures go: ``benchmarks/results/<machine>.json``, and the tables in docs/developers/performance.md.
+"""Where figures go: ``benchmarks/results/<machine>.json``, and docs/developers/performance.md.
 
 python -m benchmarks.results        # write the tables again from this machine's file
 """

@@ -3,12 +3,16 @@
 import ast
 import re
 import shlex
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from benchmarks.sort_digits_base import build
+from klrl.config.choices import ALL_GROUPS
 from klrl.config.compose import job_config
+from klrl.config.explain import described, settings
 from klrl.config.overrides import expand, parse_args, separate
 from klrl.sweep.run import sweep_settings
 from klrl.sweep.search import space_of
@@ -64,6 +68,39 @@ def test_readme_is_a_screen_and_a_half_of_short_sentences() -> None:
     assert [line for line in sentences if len(line.split()) > 25] == []
 
 
+def coded(page: Path) -> list[str]:
+    """What a page prints as code within a line."""
+    return re.findall(r"`([^`\n]*)`", page.read_text("utf-8"))
+
+
+def unknown_settings(code: str) -> list[str]:
+    """Names of settings that klrl does not have; ``env.args.slip`` is known by ``env.args``."""
+    named = re.findall(r"(?<![\w./'\"])(\w+)((?:\.[a-z_]+)+)(?![\w(/])", code)
+    keys = [group + rest for group, rest in named if group in (*ALL_GROUPS, "eval", "checkpoint")]
+    return [key for key in keys if not any(k == key or key.startswith(k + ".") for k in settings())]
+
+
+def unknown_choices(code: str) -> list[str]:
+    """Choices that klrl does not have, but for those that the pages' own files define."""
+    words = re.sub(r"\w\(.*\)", "", code)  # no arguments of Python's
+    given = re.findall(r"(?<![\w.])(\w+)=([a-z_0-9]+)(?![\w:/.])", words)
+    known = {group: {*described(group), "custom"} for group in ALL_GROUPS}
+    known["env"] |= {"maze", "mine"}
+    return [f"{group}={name}" for group, name in given if name not in known.get(group, name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_setting_and_choice_that_a_page_names_is_there(page: Path) -> None:
+    found = coded(page)
+    assert [each for code in found for each in unknown_settings(code)] == []
+    assert [each for code in found for each in unknown_choices(code)] == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    assert unknown_settings("klrl kl.coeff=1 kl.coef=1 env.args.x=1") == ["kl.coeff"]
+    assert unknown_choices("loss=klpen loss=klpenn env=custom") == ["loss=klpenn"]
+
+
 RUN = "outputs/RUN"
 
 
@@ -91,6 +128,36 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     rows = rows_of(Path("run"))
     assert len(rows) == 2
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
+
+
+#: The commands of README that read a run, or a loss.
+READS = re.findall(
+    r"^    klrl ((?:resume=|evaluate |kl |report |doctor ).*?)(?: +#.*)?$",
+    PAGES[0].read_text("utf-8"),
+    re.M,
+)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("line", READS)
+def test_the_commands_of_readme_that_read_something_run(line: str, trained: Path, capsys) -> None:
+    page = (DOCS / "doctor.md").read_text("utf-8")
+    Path("mine.py").write_text(
+        textwrap.dedent(re.search(r"(?m)^    # mine.py\n(?:    .+\n)+", page)[0])
+    )
+    for name in ("RUN", "OTHER"):
+        shutil.copytree(trained / RUN, Path("outputs") / name)
+    words = shlex.split(line.replace("300000", "256"))
+    assert exits(*words) == 0, capsys.readouterr().err
+
+
+def test_readme_has_eight_things_to_do_and_six_that_others_do_not() -> None:
+    page = PAGES[0].read_text("utf-8")
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")}
+    assert len(re.findall("^    klrl ", parts["Eight things to do"], re.M)) == 8
+    claims = re.split(r"\n- ", parts["What others do not do"])[1:]
+    assert len(claims) == 6
+    assert [claim for claim in claims if "](docs/" not in claim] == []
 
 
 def defined_in(path: Path) -> set[str]:
@@ -140,10 +207,25 @@ def called(tree: ast.AST) -> list[str]:
     return [func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls]
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as a link names them."""
+    text = re.sub(r"(?m)^    .*$", "", page.read_text("utf-8"))
+    heads = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    targets = re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8"))
+    lost = []
+    for target in targets:
+        file, _, anchor = target.partition("#")
+        path = page.parent / file if file else page
+        there = path.exists() and (not anchor or anchor in anchors(path))
+        lost += [target] * (not there)
+    assert lost == []
+    if DOCS in page.parents:  # the site has nothing else
+        assert [t for t in targets if DOCS not in (page.parent / t).resolve().parents] == []
 
 
 def test_every_row_of_reliability_names_tests_that_are_there() -> None:
