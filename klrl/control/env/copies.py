@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 import gymnasium
@@ -38,6 +38,7 @@ from klrl.base.errors import FAULTS, ConfigError, EnvError, NonFiniteError
 from klrl.base.seeds import derived_seed
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
+from klrl.control.env.batch import batch_of
 from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
@@ -55,17 +56,14 @@ from klrl.control.env.episodes import Episodes, Say, any_action, replayed, why_u
 from klrl.control.env.gym_make import make_gym, make_one, wrappers_of
 from klrl.control.env.observation import Layout, Packed, flattened, layout_of
 
-if TYPE_CHECKING:
-    from klrl.control.env.mujoco_batch import MujocoBatch
-
 T = TypeVar("T")
 
 
 class VectorGymEnv(EnvBase):
     """``num_envs`` copies of a Gymnasium environment, stepped in this process.
 
-    The copies are stepped one by one or, for some MuJoCo tasks, as one batch with equal results
-    (:mod:`klrl.control.env.mujoco_batch`).
+    The copies are stepped one by one or, for some of Gymnasium's own tasks, as one batch with equal
+    results (:mod:`klrl.control.env.batch`).
 
     ``observation`` [N, D] is a float32 vector, or entries packed as float32 or uint8
     (:mod:`klrl.control.env.observation`). Actions are flat (:mod:`klrl.control.env.contract`):
@@ -81,7 +79,7 @@ class VectorGymEnv(EnvBase):
         make: a function that makes a copy; default ``gymnasium.make`` of the id.
         setting: the name of the environment in errors; default ``env.id=...``.
         action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
-        batch: whether MuJoCo may step the copies as one batch, which requires equal copies.
+        batch: whether the copies may be stepped as one batch, which requires equal copies.
     """
 
     def __init__(
@@ -110,19 +108,15 @@ class VectorGymEnv(EnvBase):
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
         #: Lines for the user about the conversion of observations and actions.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
-        self._batch: MujocoBatch | None = None
         #: How the copies are stepped, in words.
         self.stepped = f"{num_envs} copies one by one" if num_envs > 1 else "one copy"
-        entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
         several = batch and num_envs > 1 and self.layout is None
-        if several and entry.startswith("gymnasium.envs.mujoco."):
-            from klrl.control.env.mujoco_batch import batch_of
-
-            made = batch_of(make, first, num_envs)
-            if isinstance(made, str):
-                self.stepped += f" ({made})"
-            else:
-                self._batch, self.stepped = made, f"{num_envs} copies in one MuJoCo batch"
+        made = batch_of(make, first, num_envs) if several else ""
+        self._batch = None if isinstance(made, str) else made
+        if self._batch is not None:
+            self.stepped = f"{num_envs} copies in one batch"
+        elif made:
+            self.stepped += f" ({made})"
         # A batch needs only one environment, which is reset in turn for each copy.
         copies = [first, *(make() for _ in range(0 if self._batch else num_envs - 1))]
         if len({id(copy.unwrapped) for copy in copies}) < len(copies):
