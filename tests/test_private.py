@@ -51,7 +51,7 @@ USES = (
         "CartPole publishes no such argument; without this name its copies are stepped one by one",
     ),
     (
-        "control/env/copies.py",
+        "control/env/simulators.py",
         "_max_episode_steps",
         "gymnasium 1.4",
         "TimeLimit shows its limit only in its spec, and a custom environment may have none",

@@ -61,5 +61,5 @@ def test_a_product_in_place_of_a_power_is_found(monkeypatch: pytest.MonkeyPatch)
     """C's pow(x, 2) and x * x differ in one of 1,000 numbers."""
     monkeypatch.setattr(classic_batch, "_squares", np.square)
     monkeypatch.setattr(batch, "_compared", set())
-    stepped = VectorGymEnv("Pendulum-v1", 2).stepped
+    stepped = VectorGymEnv("Pendulum-v1", 2).simulators.stepped
     assert stepped.startswith("2 copies one by one (a batch differs from Gymnasium in step ")
