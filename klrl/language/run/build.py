@@ -159,13 +159,7 @@ def make_advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
-def make_learner(
-    config: LanguageConfig,
-    policy: Policy,
-    layout: ScoringLayout,
-    reference: Reference | None,
-    kl: ReferenceKL | None,
-) -> Learner:
-    """Make the learner, with its loss and its optimiser."""
-    steps = LanguageSteps(config, policy, layout, reference, kl)
-    return factory("learner", config.learner, config.domain)(config, steps)
+def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:
+    """Make the learner of these gradient steps."""
+    learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
+    return learner

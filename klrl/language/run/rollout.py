@@ -32,8 +32,10 @@ from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 
-#: Hidden states [B, R, D] that predict the responses: the sampling policy's, and pi_ref's.
+#: Hidden states [B, R, D] that predict the responses: pi_old's, those of the sampling policy mu, if
+#: it is not pi_old, and pi_ref's.
 STATES = ("old", "states")
+SAMPLER_STATES = ("sampler", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], if the reward is a different function.
 GOLD = ("next", "gold")
@@ -93,6 +95,15 @@ class PromptRollout:
         batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self.responses = texts_of(self.policy, batch)
         return batch
+
+    def recall(self, batch: TensorDictBase, served: int) -> None:
+        """Set prompts and texts to those of a rollout before which ``served`` were served."""
+        now, collector = self.prompts.served, self.config.collector
+        self.prompts.served = served
+        asked = self.prompts.take(collector.prompts).prompts
+        self.prompts.served = now
+        self.scored_prompts = [prompt for prompt in asked for _ in range(collector.group_size)]
+        self.responses = texts_of(self.policy, batch)
 
     def score(self, batch: TensorDictBase) -> None:
         """Write scores and any gold scores; for several reward functions, also their own scores."""
