@@ -9,12 +9,12 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 
 from klrl.base.errors import ConfigError
-from klrl.base.text import text_table
+from klrl.base.screen import show, show_table
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
-#: A report as JSON and as text, and whether it contains no error.
-_Report = tuple[object, str, bool]
+#: A report as JSON and as text or a table's rows, and whether it contains no error.
+_Report = tuple[object, str | list[tuple[str, str, str]], bool]
 
 
 def doctor_command(argv: list[str]) -> int:
@@ -34,7 +34,12 @@ def doctor_command(argv: list[str]) -> int:
             told, text, ok = _audit(args.audit)
         else:
             told, text, ok = _installed() if args.install else _numbers()
-    print(json.dumps(told, indent=1) if args.json else text)
+    if args.json:
+        print(json.dumps(told, indent=1))
+    elif isinstance(text, str):
+        show(text)
+    else:
+        show_table(text)
     return DONE if ok else FAILED
 
 
@@ -65,8 +70,8 @@ def _installed() -> _Report:
         few = ", ".join(use.missing[:3])
         more = f" and {len(use.missing) - 3} more" * (len(use.missing) > 3)
         rows.append((use.purpose, f"no: {few}{more}" if few else "yes", use.remedy * bool(few)))
-    text = text_table([("for", "installed", "install it with"), *rows])
-    return [use._asdict() for use in found], text, not found[0].missing
+    table = [("for", "installed", "install it with"), *rows]
+    return [use._asdict() for use in found], table, not found[0].missing
 
 
 def _loss(args: Namespace) -> _Report:

@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
     "doctor": "are this machine's KL numbers true?",
+    "completion": "a script that completes words in bash, zsh or fish",
 }
 #: The word of another program -> the command.
 _ALSO = {
