@@ -45,8 +45,8 @@ def table(lines: Sequence[KnownNumber]) -> str:
     for section in dict.fromkeys(line.section for line in lines):
         members = [line for line in lines if line.section == section]
         rows = [  # a number within its tolerance of 0 is a rounding error
-            (x.name, f"expected {x.expected:>9.4g}",
-             f"found {x.found if abs(x.found) > x.tolerance else 0:>9.4g}",
+            (x.name, f"expected {x.expected:>7.4g}",
+             f"found {x.found if abs(x.found) > x.tolerance else 0:>7.4g}",
              f"+-{x.tolerance:<7.2g} {'ok' if x.ok else 'OFF'}")
             for x in members
         ]  # fmt: skip
