@@ -100,7 +100,10 @@ class ControlParts(Parts):
         frozen: Any = None if self.reference is None else self.reference.module
         reference = None if frozen is None else frozen[0].module
         plan = EvaluationPlan(starts, size, self.config.eval.sampled, self.device)
-        return evaluate_policy(self.agent, self.config.env, plan, reference)
+        found = evaluate_policy(self.agent, self.config.env, plan, reference)
+        if not self.task.simulators.intact and self._reward_normalizer is not None:
+            self._reward_normalizer.begin_episodes()  # they were stepped, if they exist once
+        return found
 
     # --------------------------------------------------------------------------------- parts
 
