@@ -82,7 +82,8 @@ def panel(axes: Axes, domain: str, found: dict[str, Points], look: tuple[str, st
         place = {"xytext": (8, 8 if key != "0" else -14), "textcoords": "offset points"}
         axes.annotate(words, end, color=colour, weight="bold", ha="center", **place)
     axes.scatter(*start, s=70, color=ink, zorder=3)
-    axes.annotate("before", start, xytext=(0, 9), textcoords="offset points", color=ink, ha="center")
+    where = {"xytext": (0, 9), "textcoords": "offset points"}
+    axes.annotate("before", start, color=ink, ha="center", **where)
 
 
 def draw(name: str, look: tuple[str, str, str]) -> None:
