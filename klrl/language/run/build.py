@@ -29,6 +29,7 @@ from klrl.language.run.preflight import PROMPTS, preflight_checks
 from klrl.language.run.rollout import extras_of, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
+from klrl.language.run.shares import Shares
 from klrl.language.run.update import LanguageSteps
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
@@ -160,7 +161,8 @@ def make_learner(
     layout: ScoringLayout,
     reference: Reference | None,
     kl: ReferenceKL | None,
+    shares: Shares,
 ) -> Learner:
     """Make the learner, with its loss and its optimiser."""
-    steps = LanguageSteps(config, policy, layout, reference, kl)
+    steps = LanguageSteps(config, policy, layout, reference, kl, shares)
     return factory("learner", config.learner, config.domain)(config, steps)

@@ -12,15 +12,32 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.config import LanguageConfig, factory
+from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, response_mask, response_part
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import build
 from klrl.language.run.answers import held_out
 from klrl.language.run.evaluate import Player, places
-from klrl.language.run.kl import Reference, annotate, charge, measure
+from klrl.language.run.kl import (
+    DIVERGENCE,
+    EXACT,
+    FORWARD,
+    Reference,
+    annotate,
+    charge,
+    measure,
+)
 from klrl.language.run.load import Weights, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
-from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
+from klrl.language.run.rollout import (
+    REF_STATES,
+    STATES,
+    PromptRollout,
+    make_sampler,
+    rescore,
+    rounding,
+)
+from klrl.language.run.shares import Shares
 from klrl.language.run.update import prompts_at_a_time
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
@@ -65,26 +82,39 @@ class LanguageParts(Parts):
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero]
-        self.learner = build.make_learner(config, self.policy, self.layout, self.reference, self.kl)
+        self.shares = Shares()
+        self.learner = build.make_learner(
+            config, self.policy, self.layout, self.reference, self.kl, self.shares
+        )
 
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
-        measured, model = {}, self.policy.model
-        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
+        own = self.shares.own(batch)
+        temperature, model = self.config.collector.temperature, self.policy.model
         if in_low_precision(model):
-            self._rounding = rescore(batch, model, self.layout, at_a_time, temperature)
+            sampled = response_part(batch, LOG_PROBS)
+            rescore(own, model, self.layout, prompts_at_a_time(self.config), temperature)
+            self.shares.share(batch, own, [LOG_PROBS])
+            self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), response_mask(batch))
+        measured = {}
         if self.reference is not None:
-            states = self.reference.states(batch, self.reference_layout, at_a_time)
-            batch[REF_STATES] = states
-            policy = NextTokens(batch[STATES], head(model), temperature)
-            assert self.kl is not None
-            reference = self.reference.next_tokens(states, temperature)
-            annotate(batch, policy, reference, self.kl.divergence)
+            self._annotate(own)
+            self.shares.share(batch, own, [REF_LOG_PROBS, EXACT, FORWARD, DIVERGENCE])
             measured = measure(batch)
         charge(batch, self.kl)
         return measured
+
+    def _annotate(self, own: TensorDictBase) -> None:
+        """Score this process's responses by the reference, and measure their KL."""
+        assert self.reference is not None
+        assert self.kl is not None
+        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
+        own[REF_STATES] = states = self.reference.states(own, self.reference_layout, at_a_time)
+        policy = NextTokens(own[STATES], head(self.policy.model), temperature)
+        reference = self.reference.next_tokens(states, temperature)
+        annotate(own, policy, reference, self.kl.divergence)
 
     @property
     def actor(self) -> nn.Module:
@@ -125,7 +155,7 @@ class LanguageParts(Parts):
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
-        self.collector.phase = self.phase
+        self.collector.phase, self.collector.shares = self.phase, self.shares
         return self.collector
 
     @property

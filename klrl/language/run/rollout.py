@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base import ranks
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     ATTENTION,
     LOG_PROBS,
+    SCORE,
     make_batch,
     pad_to_full,
     prompt_length,
     response_mask,
     response_part,
-    set_scores,
 )
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.data.rewards import Extras, response_texts
@@ -30,6 +32,7 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
+from klrl.language.run.shares import Shares, own_prompts
 from klrl.runs.metrics import Row
 
 #: Hidden states [B, R, D] that predict the responses: the sampling policy's, and pi_ref's.
@@ -65,6 +68,7 @@ class PromptRollout:
         phase: called with each phase's name when the phase starts.
         scored_prompts, responses: prompts and texts of the latest rollout, B each.
         built: the TorchRL objects that the rollout uses.
+        shares: what each process of torchrun holds of the latest rollout.
     """
 
     config: LanguageConfig
@@ -77,6 +81,7 @@ class PromptRollout:
     scored_prompts: list[Prompt] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     built: tuple[object, ...] = ()
+    shares: Shares = field(default_factory=Shares)
 
     def collect(self) -> TensorDictBase:
         """Make the next rollout [B], scored."""
@@ -84,29 +89,38 @@ class PromptRollout:
         self.score(batch)
         return batch
 
-    def respond(self, prompts: PromptBatch) -> TensorDict:
+    def respond(self, prompts: PromptBatch) -> TensorDictBase:
         """Sample this iteration's responses to the prompts, as a batch [B]."""
-        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        batch = self.shares.spread(self.draw(*own_prompts(prompts)), [STATES])
         self.iteration += 1
         group_size = self.config.collector.group_size
         self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
-        batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self.responses = texts_of(self.policy, batch)
         return batch
 
+    def draw(self, prompts: PromptBatch, first: int) -> TensorDict:
+        """Sample responses to this process's prompts; ``first`` is the number of the first one."""
+        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        return sample(self.policy, self.sampler, prompts, self.config, seed, first)
+
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores and any gold scores; for several reward functions, also their own scores."""
+        """Write scores and any gold scores; for several reward functions, also their own scores.
+
+        Rank 0 of the run's processes calls the reward functions.
+        """
         self.phase("reward")
+        for key, scores in ranks.first(partial(self._scores, batch)).items():
+            batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
+
+    def _scores(self, batch: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
-        set_scores(batch, self.task.reward.total(parts).to(batch.device))
-        extra: dict[tuple[str, ...], Tensor] = {}
+        scores: dict[tuple[str, ...], Tensor] = {SCORE: self.task.reward.total(parts)}
         if len(parts) > 1:
-            extra = {(*PARTS, name): part for name, part in parts.items()}
+            scores |= {(*PARTS, name): part for name, part in parts.items()}
         if self.task.gold is not None:
-            extra[GOLD] = self.task.gold(*samples)
-        for key, scores in extra.items():
-            batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
+            scores[GOLD] = self.task.gold(*samples)
+        return scores
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
