@@ -127,11 +127,16 @@ class PromptRollout:
 
 
 def sample(
-    policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
+    policy: Policy,
+    sampler: CacheSampler,
+    prompts: PromptBatch,
+    config: LanguageConfig,
+    seed: int,
+    first: int = 0,
 ) -> TensorDict:
     """Sample responses with the settings of training; return a batch [B] without scores."""
-    generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
-    return respond(sampler, prompts, config.collector.group_size, decoding_of(config), generator)
+    group_size = config.collector.group_size
+    return respond(sampler, prompts, group_size, decoding_of(config), seed, first)
 
 
 def respond(
@@ -139,12 +144,14 @@ def respond(
     prompts: PromptBatch,
     group_size: int,
     decoding: Decoding,
-    generator: torch.Generator,
+    seed: int,
+    first: int = 0,
 ) -> TensorDict:
     """Sample responses, as a batch [B]; with ("old", "states") if the sampler keeps states."""
-    ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
-    with weights_cast_once(generator.device):
-        responses = sampler(ids, mask, group_size, decoding, generator)
+    device = model_device(sampler.model)
+    ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+    with weights_cast_once(device):
+        responses = sampler(ids, mask, group_size, decoding, seed, first)
     batch = make_batch(ids, mask, responses, group_size)
     if responses.states is not None:
         batch[STATES] = responses.states
