@@ -123,15 +123,15 @@ def first(function: Callable[[], T]) -> T:
     """Call ``function`` in rank 0; return its result, or raise its error, in all processes."""
     if world() == 1:
         return function()
-    result: Any = None
+    outcome: tuple[Any, Exception | None] = (None, None)
     if rank() == 0:
         try:
-            result = (function(), None)
-        except Exception as error:  # noqa: BLE001  each process must raise it, or it would wait
-            result = (None, error)
-    (result, error) = _from_first(result)
-    if error is not None:
-        raise error
+            outcome = (function(), None)
+        except Exception as error:
+            outcome = (None, error)
+    result, failure = _from_first(outcome)
+    if failure is not None:
+        raise failure
     return result  # type: ignore[no-any-return]
 
 

@@ -97,7 +97,9 @@ class LanguageParts(Parts):
             sampled = response_part(batch, LOG_PROBS)
             rescore(own, model, self.layout, prompts_at_a_time(self.config), temperature)
             self.shares.share(batch, own, [LOG_PROBS])
-            self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), response_mask(batch))
+            self._rounding = rounding(
+                sampled, response_part(batch, LOG_PROBS), response_mask(batch)
+            )
         measured = {}
         if self.reference is not None:
             self._annotate(own)
