@@ -234,7 +234,9 @@ def control_run(config: JobConfig) -> OneStep:
     heads = [agent.policy_net.head, agent.value_net.head]
     load(heads, REF, VALUE)
     instead = {
-        "make_copies": lambda *_, **__: SimpleNamespace(notes=[], longest_episode=None),
+        "make_copies": lambda *_, **__: SimpleNamespace(
+            notes=[], simulators=SimpleNamespace(longest_episode=None)
+        ),
         "make_agent": lambda *_, **__: agent,
         "preflight_checks": lambda *_, **__: [],
     }

@@ -25,6 +25,7 @@ COMMANDS = {
     "kl": "how far are two policies apart?",
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",
+    "figure": "a metric of runs as PDF or SVG, for a paper",
     "diff": "two runs side by side",
     "export": "a policy as an ONNX file, or in Hugging Face's format",
     "verify": "is the record of a run true?",
@@ -35,7 +36,7 @@ COMMANDS = {
 _ALSO = {
     **dict.fromkeys(("train", "fit", "learn", "start", "sweep", "resume"), "run"),
     **dict.fromkeys(("eval", "test", "play", "enjoy", "predict", "render"), "evaluate"),
-    **{"compare": "diff", "list": "ls", "status": "ls", "plot": "report", "check": "verify"},
+    **{"compare": "diff", "list": "ls", "status": "ls", "plot": "figure", "check": "verify"},
 }
 
 

@@ -135,6 +135,11 @@ class Separated:
     own: list[Given]  # overrides of launcher and search
     job: list[Given]  # overrides of the jobs, including those with several values
 
+    @property
+    def path(self) -> str | None:
+        """The folder that ``folder`` or ``name`` gives; None for a new one."""
+        return self.folder or (str(Path("outputs") / self.name) if self.name else None)
+
 
 #: A setting of Hydra that a sweep refuses -> the remedy.
 _REFUSED = {

@@ -24,7 +24,8 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 WIDTH, HEIGHT = 374, 230
 #: The curves next to return against KL. The other scores are below; the page folds the rest.
 _FIRST = ("reward/episode", "kl/ref/exact")
-_LOOK = {
+#: Matplotlib's settings; SVG and PDF keep text as text.
+LOOK = {
     "font.size": 10,
     **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
     "axes.grid": True,
@@ -33,6 +34,7 @@ _LOOK = {
     "axes.titlesize": 10,
     "grid.color": "#d8d8d8",
     "lines.scale_dashes": False,
+    "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
     "ytick.left": False,
@@ -95,7 +97,7 @@ def draw_charts(
 
 def _svg(key: str, draw: Callable[[Any], None]) -> Markup:
     """Let ``draw`` fill axes; return the figure as the contents of an svg element."""
-    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": key}):
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": key}):
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72)
         axes = figure.subplots()
         draw(axes)
@@ -114,7 +116,7 @@ def _tag(tag: re.Match[str]) -> str:
     return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
 
 
-class _Short(EngFormatter):
+class Short(EngFormatter):
     """Formats 10,000 as 10k and two million as 2M; leaves small numbers unchanged."""
 
     ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
@@ -123,8 +125,8 @@ class _Short(EngFormatter):
 def _label(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_title(y, loc="left")  # above the numbers, which may be wide
-    axes.xaxis.set_major_formatter(_Short(sep=""))
-    axes.yaxis.set_major_formatter(_Short(sep=""))
+    axes.xaxis.set_major_formatter(Short(sep=""))
+    axes.yaxis.set_major_formatter(Short(sep=""))
 
 
 # ------------------------------------------------------------------------------- return against KL
@@ -147,7 +149,10 @@ def _against_kl(
     best = front(settings, differences)
 
     def draw(axes: Any) -> None:
-        points = [_draw_point(axes, each, i, of, i in best) for i, each in enumerate(settings)]
+        points = [
+            draw_point(axes, each, i, [_root_of_kl(each), each.values[of]], filled=i in best)
+            for i, each in enumerate(settings)
+        ]
         joined = np.array([points[i] for i in best]).reshape(-1, 2)
         axes.plot(*joined.T, color="#737373", linestyle=":", zorder=0)
         _label(axes, f"sqrt(KL(policy||reference)), KL in {kl.unit}", f"final {metric.unit}")
@@ -161,11 +166,16 @@ def _against_kl(
     return Drawing("against", title, what, _svg(key, draw))
 
 
-def _draw_point(axes: Any, setting: Setting, i: int, of: str, filled: bool) -> tuple[float, float]:
-    """Draw a setting's seeds, their mean, and its intervals in return and in sqrt(KL)."""
-    # A KL estimated from samples may be negative; it counts as 0.
-    seeds = np.stack([np.sqrt(np.maximum(setting.values["kl_ref"], 0.0)), setting.values[of]])
-    seeds[np.abs(seeds) > MOST] = np.nan
+def _root_of_kl(setting: Setting) -> Array:
+    """Return sqrt(KL), [runs]. A KL estimated from samples may be negative; it counts as 0."""
+    return np.sqrt(np.maximum(setting.values["kl_ref"], 0.0))
+
+
+def draw_point(
+    axes: Any, setting: Setting, i: int, at: Sequence[Array], *, filled: bool
+) -> tuple[float, float]:
+    """Draw the i-th setting: its seeds at ``at``, [2, runs], their mean and its intervals."""
+    seeds = np.where(np.abs(at) > MOST, np.nan, at)
     across, up = map(estimate, seeds)
     if across is None or up is None:
         return np.nan, np.nan
@@ -202,11 +212,11 @@ def _curves(
 
     def draw(axes: Any) -> None:
         for i, (x, seeds) in drawn.items():
-            _draw_curve(axes, settings[i], i, x, seeds, kind, least)
+            draw_curve(axes, settings[i], i, x, seeds, kind, least)
         _label(axes, axis.title, f"{metric.unit} (log)" if log else metric.unit)
         axes.set_xlim(left=0)
         if log:
-            _log_axis(axes, np.concatenate([seeds[seeds > 0] for _, seeds in drawn.values()]))
+            log_axis(axes, np.concatenate([seeds[seeds > 0] for _, seeds in drawn.values()]))
 
     left_out = [s.name for i, s in enumerate(settings) if curves[i][0].size and i not in drawn]
     what = metric.what + f"; no value on the axis: {', '.join(left_out)}" * bool(left_out)
@@ -215,7 +225,7 @@ def _curves(
     return [Drawing(kind, heading(metric.title), what, _svg(key, draw))] if more else []
 
 
-def _log_axis(axes: Any, values: Array) -> None:
+def log_axis(axes: Any, values: Array) -> None:
     """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
@@ -226,7 +236,7 @@ def _log_axis(axes: Any, values: Array) -> None:
     axes.yaxis.set_minor_formatter("")
 
 
-def _draw_curve(
+def draw_curve(
     axes: Any, setting: Setting, i: int, x: Array, seeds: Array, kind: str, least: float
 ) -> None:
     """Draw a setting's mean, interval and seeds; the interval is drawn above ``least``."""

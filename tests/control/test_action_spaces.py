@@ -121,7 +121,7 @@ def test_the_environment_gets_an_action_of_its_space(action: str) -> None:
         flat = flat[:, 0] if isinstance(ACTIONS[action], spaces.Discrete) else flat
         shown, reward, *_ = env.step_native(flat)
         np.testing.assert_allclose(reward, 1.0, atol=1e-6)
-    given = env._envs[0].unwrapped.given[-1]
+    given = env.simulators.envs[0].unwrapped.given[-1]
     assert np.shape(given) == ACTIONS[action].shape
     assert np.asarray(given).dtype == ACTIONS[action].dtype
 
@@ -130,7 +130,9 @@ def test_bounds_of_a_box_of_two_dimensions_are_kept() -> None:
     env = made("box")
     env.reset_native()
     env.step_native(np.full((2, 6), 7.0, np.float32))
-    np.testing.assert_array_equal(env._envs[1].unwrapped.given[-1], np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(
+        env.simulators.envs[1].unwrapped.given[-1], np.ones((2, 3), np.float32)
+    )
 
 
 @pytest.mark.parametrize("action", ["multi_discrete", "multi_binary", "from_five", "box"])

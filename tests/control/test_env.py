@@ -88,7 +88,7 @@ def test_the_longest_episode_ends_at_the_shortest_limit() -> None:
 
     for limits, longest in (((), None), ((200,), 200), ((200, 500), 200), ((500, 200), 200)):
         env = VectorGymEnv("X", 1, make=partial(make, *limits))
-        assert env.longest_episode == longest
+        assert env.simulators.longest_episode == longest
 
 
 def test_a_wrapper_of_fixed_statistics_is_served(settings) -> None:

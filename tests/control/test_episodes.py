@@ -76,7 +76,7 @@ def test_what_is_held_of_an_episode_is_its_seed_and_actions() -> None:
         own.reset(seed=derived_seed(11 + i, "episode", number))
         for action in state["actions"][begun:, i]:
             seen = own.step(int(action))[0]
-        np.testing.assert_array_equal(seen, env._observations[i])
+        np.testing.assert_array_equal(seen, env.simulators.rows["seen"][i])
 
 
 def test_each_episode_of_a_copy_has_another_seed_and_none_of_another_copys() -> None:

@@ -44,7 +44,7 @@ CASES += [
 def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tuple[int, int]:
     """Compare every result of a batch with Gymnasium's; how many episodes ended, of each kind."""
     env = VectorGymEnv(env_id, copies, kwargs=kwargs, seed=5)
-    assert env.stepped == f"{copies} copies in one MuJoCo batch"
+    assert env.simulators.stepped == f"{copies} copies in one MuJoCo batch"
     own = [gymnasium.make(env_id, **kwargs) for _ in range(copies)]
     begun = [0] * copies
 
@@ -86,7 +86,7 @@ def test_each_result_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
 def both(env_id: str, copies: int = 3) -> tuple[VectorGymEnv, VectorGymEnv]:
     """A batch, and copies that are stepped one by one."""
     pair = [VectorGymEnv(env_id, copies, seed=2, batch=batch) for batch in (True, False)]
-    assert ["batch" in env.stepped for env in pair] == [True, False]
+    assert ["batch" in env.simulators.stepped for env in pair] == [True, False]
     return pair[0], pair[1]
 
 
@@ -141,7 +141,7 @@ def test_the_shortest_of_several_time_limits_ends_an_episode(limits: tuple[int, 
 
     for batch in (True, False):
         env = VectorGymEnv("Swimmer-v5", 2, make=make, batch=batch)
-        assert ("batch" in env.stepped) == batch
+        assert ("batch" in env.simulators.stepped) == batch
         env.reset_native()
         ends = [bool(env.step_native(np.zeros((2, 2), np.float32))[3][0]) for _ in range(201)]
         assert ends.index(True) == 199
@@ -173,12 +173,14 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
     monkeypatch.setattr(mujoco_batch, "_compared", set())
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:
-        assert env.stepped == "3 copies in one MuJoCo batch"
+        assert env.simulators.stepped == "3 copies in one MuJoCo batch"
         other = VectorGymEnv("Hopper-v5", 3, kwargs={"healthy_z_range": (0.9, 2.0)})
-        assert "batch" in other.stepped
+        assert "batch" in other.simulators.stepped
         assert len(mujoco_batch._compared) == 2, "other arguments are compared again"
         return
-    assert env.stepped.startswith("3 copies one by one (a batch differs from Gymnasium in step ")
+    assert env.simulators.stepped.startswith(
+        "3 copies one by one (a batch differs from Gymnasium in step "
+    )
     right = VectorGymEnv("Hopper-v5", 3, seed=2, batch=False)
     assert env.reset_native().tobytes() == right.reset_native().tobytes()
     assert played(env, 30) == played(right, 30)
@@ -190,7 +192,7 @@ def hopper(**more: Any) -> gymnasium.Env:
 
 def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def stepped(env_id: str = "Hopper-v5", copies: int = 2, **how: Any) -> str:
-        return VectorGymEnv(env_id, copies, **how).stepped
+        return VectorGymEnv(env_id, copies, **how).simulators.stepped
 
     cost = "; a batch would take about 2/3 of the time)"
     assert stepped("CartPole-v1") == "2 copies one by one"
@@ -201,8 +203,8 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
     drawn = stepped(kwargs={"render_mode": "rgb_array"})
     assert drawn == f"2 copies one by one (no batch with render_mode=rgb_array{cost}"
     own = CustomEnvConfig(name="custom", target=f"{__name__}:hopper", num_envs=2)
-    assert make_copies(own, seed=0).stepped == "2 copies one by one"
-    assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).stepped
+    assert make_copies(own, seed=0).simulators.stepped == "2 copies one by one"
+    assert "batch" in make_copies(gym("Hopper-v5", 2), seed=0).simulators.stepped
     monkeypatch.setitem(sys.modules, "mujoco.batch", None)  # as with MuJoCo 3
     assert "one by one (a batch raises an error: " in stepped()
 

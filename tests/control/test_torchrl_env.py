@@ -239,7 +239,7 @@ def test_results_that_do_not_fit_the_specs_are_named(base: EnvBase, said: str, c
 def test_a_key_that_is_missing_later_ends_the_run_in_a_line() -> None:
     env = copies(CartPole, 1)
     env.reset_native()
-    inner = env._envs[0].unwrapped
+    inner = env.simulators.envs[0].unwrapped
     assert isinstance(inner, TorchRLEnv)
     inner.base.leave = "observation"
     with pytest.raises(EnvError, match="the environment wrote no observation"):

@@ -65,7 +65,7 @@ def waves(
     if not copies:
         return
     env = make_copies(config, seed=0, num_envs=copies)
-    longest, seeds, noise = env.longest_episode, starts.seeds(episodes), None
+    longest, seeds, noise = env.simulators.longest_episode, starts.seeds(episodes), None
     if plan.sampled:
         noise = Stream(derived_seed(starts.seed, f"{starts.use}, actions"))
     try:
@@ -139,7 +139,7 @@ def longest_episode(config: Config) -> int | None:
     """Return the largest length of an episode; None if the environment declares no limit."""
     env = make_copies(config.env, seed=0, num_envs=1)
     env.close()
-    return env.longest_episode
+    return env.simulators.longest_episode
 
 
 def distances(
@@ -259,9 +259,9 @@ def film_trained(
         noise = Stream(derived_seed(starts.seed, f"{starts.use}, film"))
     try:
         acting = make_acting(trained_agent(folder, which, str(plan.device)), plan.device)
-        limit = env.longest_episode or MAX_STEPS
+        limit = env.simulators.longest_episode or MAX_STEPS
         warn(f"filming an episode of at most {limit:,} steps")
-        camera.start(env.pictures_per_second)
+        camera.start(env.simulators.pictures_per_second)
         scores, steps = play(
             env, acting, starts.seeds(1), limit, noise, lambda: camera.take(env.picture())
         )

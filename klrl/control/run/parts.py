@@ -33,7 +33,7 @@ class ControlParts(Parts):
         self.config, fresh, before = config, before is None, before or {}
         self._episodes = RunningEpisodes()
         self.task = build.task(config)
-        self.longest_episode = self.task.longest_episode
+        self.longest_episode = self.task.simulators.longest_episode
         self.agent = build.policy(config, self.task, fresh=fresh)
         self.data = build.data(config, self.task, self.agent, fresh=fresh)
         self.reference = build.reference(

@@ -275,7 +275,7 @@ def described(
         return f"collector={config.name}, read from {config.data}"
     acts = "numpy" if acts_in_numpy(agent, device) else "torch"
     acts = "TorchRL's modules" if config.name == "torchrl" else acts
-    return f"collector={config.name}, {copies.stepped}, policy in {acts}"
+    return f"collector={config.name}, {copies.simulators.stepped}, policy in {acts}"
 
 
 # ------------------------------------------------------------------ running episodes, for resume
