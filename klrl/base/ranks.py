@@ -127,12 +127,12 @@ def first(function: Callable[[], T]) -> T:
     if rank() == 0:
         try:
             outcome = (function(), None)
-        except Exception as error:
+        except Exception as error:  # any: if the others did not raise it too, they would wait
             outcome = (None, error)
     result, failure = _from_first(outcome)
     if failure is not None:
         raise failure
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 def _from_first(value: T) -> T:
