@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from klrl.base import ranks
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused, import_for_good
-from klrl.base.streams import lasting, to_null
+from klrl.base.streams import lasting
 from klrl.config import register_schemas
 from klrl.config.compose import Composer
 from klrl.config.given import Given
@@ -36,8 +35,6 @@ def run_command(argv: list[str]) -> int:
         given = [each for each in args.overrides if not each.of_hydra]
         print(show_job(given, args.config_dir), end="")
         return 0
-    if ranks.rank():
-        to_null(sys.stdout)
     with lasting("stdout"), ranks.joined():
         return _train(args)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -82,10 +84,14 @@ def train(
     if ranks.world() == 1:
         loop.start(config, files, resume=resume, callbacks=callbacks)
         return
-    with ranks.joined(), ranks.waiting(config.rank_timeout), TemporaryDirectory() as aside:
+    with ExitStack() as stack:
+        stack.enter_context(ranks.joined())
+        stack.enter_context(ranks.waiting(config.rank_timeout))
         ranks.require_equal("versions", versions())
         ranks.require_equal("settings", settings_hash(config))
         if ranks.rank():
+            aside = stack.enter_context(TemporaryDirectory())
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
             config = replace(config, logger=LoggerConfig(name="none"))
             files = RunFolder(Path(aside) / "run")
         loop.start(config, files, resume=resume, callbacks=callbacks)

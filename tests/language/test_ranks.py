@@ -192,6 +192,7 @@ TROUBLED = """
 import os, signal, sys, time
 import klrl
 from klrl.base import ranks
+from klrl.base.errors import Interrupted
 from klrl.train.callbacks import Callback
 
 class Trouble(Callback):
@@ -207,7 +208,7 @@ class Trouble(Callback):
 
 try:
     klrl.run(*sys.argv[2:], folder="run", callbacks=[Trouble()])
-except klrl.Interrupted as stop:
+except Interrupted as stop:
     sys.exit(128 + stop.signum)
 except RuntimeError as error:
     print(f"{type(error).__name__}: {error}", file=sys.stderr)
