@@ -1,8 +1,9 @@
 """The contract of N simulators that step together, and klrl's copies of a Gymnasium environment.
 
-:func:`simulators_of` chooses how klrl steps its copies: as a batch, if :data:`BATCHES` names a
-module for the environment's package, else one by one. Simulators of other libraries implement the
-same contract (:mod:`klrl.control.env.gym_vector`, :mod:`klrl.control.env.torchrl_batch`).
+:func:`simulators_of` chooses how klrl steps its copies: as a batch, if
+:func:`klrl.control.env.batch.batch_of` has one, else one by one. Simulators of other libraries
+implement the same contract (:mod:`klrl.control.env.gym_vector`,
+:mod:`klrl.control.env.torchrl_batch`).
 
 Imports no torch.
 """
@@ -11,8 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import gymnasium
@@ -22,6 +22,7 @@ from gymnasium.wrappers import TimeLimit
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.control.env.batch import Batch, batch_of
 from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
@@ -98,23 +99,6 @@ class Simulators(ABC):
         return ""
 
 
-class Batch(Protocol):
-    """Simulations of one task that step in one call, as Gymnasium steps them to the bit."""
-
-    def begin(self, copy: int) -> None:
-        """Begin an episode of a copy in the current state of the task, which was just reset."""
-
-    def step(self, actions: Array, mask: Array | None, results: Results) -> None:
-        """Step all copies, or those in ``mask``; overwrite their ``results``."""
-
-
-#: Package of tasks -> its module with ``batch_of(make, first, count)``, which returns the
-#: :class:`Batch`, or the reason why there is none; and the batch's name in words.
-BATCHES = {
-    "gymnasium.envs.mujoco.": ("klrl.control.env.mujoco_batch", "one MuJoCo batch"),
-}
-
-
 def simulators_of(
     setting: str,
     make: Callable[[], gymnasium.Env],
@@ -130,14 +114,11 @@ def simulators_of(
     ``batch``: whether a batch may step them, which requires equal copies.
     """
     stepped = f"{count} copies one by one" if count > 1 else "one copy"
-    entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
-    for package, (module, name) in BATCHES.items() if batch and count > 1 else ():
-        if entry.startswith(package):
-            made = import_module(module).batch_of(make, first, count)
-            if not isinstance(made, str):
-                # A batch needs only one environment, which is reset in turn for each copy.
-                return BatchedCopies([flat(first)] * count, f"{count} copies in {name}", made)
-            stepped += f" ({made})"
+    made = batch_of(make, first, count) if batch and count > 1 else ""
+    if not isinstance(made, str):
+        # A batch needs only one environment, which is reset in turn for each copy.
+        return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)
+    stepped += f" ({made})" if made else ""
     copies = [first, *(make() for _ in range(count - 1))]
     if len({id(copy.unwrapped) for copy in copies}) < count:
         raise ConfigError(

@@ -114,15 +114,20 @@ def preflight(
     sampler: CacheSampler,
     say: Say,
     *,
-    fresh: bool,
+    before: Mapping[str, Any] | None,
 ) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
-    """Run the preflight on a few prompts; see :func:`preflight_checks` for what it returns."""
+    """Run the preflight on a few prompts; see :func:`preflight_checks` for what it returns.
+
+    On resume, ``before`` is the run's manifest; its entry ``scoring`` is the layout of the run.
+    """
     if sum(p.nbytes for p in policy.model.parameters()) > pretrained.LARGE:
         say("preflight: testing the run's ways to sample and score on a few responses")
     limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
     few = task.trial_batch(policy.causal.tokenizer, limit, PROMPTS)
     score = partial(_try_rewards, config, task, policy, few)
-    return preflight_checks(config, policy, reference, sampler, few, score, fresh=fresh)
+    shared = {"shared": True, "packed": False}.get((before or {}).get("scoring", ""))
+    parts = (config, policy, reference, sampler, few, score)
+    return preflight_checks(*parts, fresh=before is None, shared_before=shared)
 
 
 def _try_rewards(

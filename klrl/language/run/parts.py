@@ -78,7 +78,7 @@ class LanguageParts(Parts):
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
         self.layout, self.reference_layout, lines = build.preflight(
-            *(config, self.task, self.policy, self.reference, self.sampler, _say), fresh=fresh
+            *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero]
@@ -165,6 +165,11 @@ class LanguageParts(Parts):
         """The collector's name, and TorchRL's ChatEnv if it charges the KL."""
         online = self.kl is not None and self.kl.online
         return f"collector={self.config.collector.name}" + ", TorchRL's ChatEnv" * online
+
+    @property
+    def resume(self) -> dict[str, str]:
+        """The manifest's entries for a resume, with the layout in which the policy scores."""
+        return super().resume | {"scoring": "shared" if self.layout.shared else "packed"}
 
     @property
     def built(self) -> Sequence[object]:
