@@ -30,7 +30,7 @@ COMMANDS = {
     "export": "a policy as an ONNX file, or in Hugging Face's format",
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
-    "doctor": "are this machine's KL numbers true?",
+    "doctor": "has a loss the right gradient?",
 }
 #: The word of another program -> the command.
 _ALSO = {
