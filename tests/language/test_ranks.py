@@ -17,6 +17,8 @@ from klrl.runs.machine import check_ranks
 from tests.language.conftest import QUICK
 from tests.runs.commands import rows_of
 
+pytestmark = pytest.mark.timeout(600)  # each process imports torch and transformers
+
 #: Runs jobs one after another, each in its own folder, in the process of one rank.
 WORKER = """
 import json, sys
@@ -104,6 +106,8 @@ JOBS = {
         "kl.placement=split",
         "kl.estimator=exact",
     ),
+    "stale": ("collector.staleness=1", "loss.sampler_weight=truncate", "loss.anchor=old"),
+    "dppo": ("loss=dppo", "loss.measure=tv_exact", "kl=none"),
     "mixed": ("learner.dtype=mixed",),
 }
 

@@ -187,6 +187,7 @@ def test_a_student_that_equals_its_teacher_stays(job, advantage: str) -> None:
         ["actor.lora.r=2", "reference=adapter_off", "controller=dual", "optim=adamw"],
         ["controller=held", "controller.target=1e-9", "controller.unit=sequence"],
         ["kl=legacy", "kl.apply=step", "reference=ema", "controller=adaptive"],
+        ["collector.staleness=3", "collector.dtype=bfloat16", "loss=dppo", "loss.measure=tv_exact"],
     ],
     ids=lambda words: " ".join(words) or "default",
 )

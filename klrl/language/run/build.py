@@ -29,7 +29,6 @@ from klrl.language.run.preflight import PROMPTS, preflight_checks
 from klrl.language.run.rollout import extras_of, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
-from klrl.language.run.shares import Shares
 from klrl.language.run.update import LanguageSteps
 from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
@@ -160,14 +159,7 @@ def make_advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
-def make_learner(
-    config: LanguageConfig,
-    policy: Policy,
-    layout: ScoringLayout,
-    reference: Reference | None,
-    kl: ReferenceKL | None,
-    shares: Shares,
-) -> Learner:
-    """Make the learner, with its loss and its optimiser."""
-    steps = LanguageSteps(config, policy, layout, reference, kl, shares)
-    return factory("learner", config.learner, config.domain)(config, steps)
+def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:
+    """Make the learner of these gradient steps."""
+    learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
+    return learner

@@ -12,7 +12,13 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.config import LanguageConfig, factory
-from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, response_mask, response_part
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    SAMPLER_LOG_PROBS,
+    response_mask,
+    response_part,
+)
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import build
@@ -31,14 +37,23 @@ from klrl.language.run.load import Weights, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import (
     REF_STATES,
+    SAMPLER_STATES,
     STATES,
     PromptRollout,
     make_sampler,
     rescore,
     rounding,
 )
-from klrl.language.run.shares import Shares
-from klrl.language.run.update import prompts_at_a_time
+from klrl.language.run.shares import own_rows, share
+from klrl.language.run.stale import (
+    SAMPLER_KL,
+    RolloutQueue,
+    StaleRollout,
+    kl_to,
+    room,
+    sampler_row,
+)
+from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
@@ -46,6 +61,11 @@ from klrl.train.loop import Parts, Rewards
 from klrl.train.scores import CLOSING, IN_RUN, Evaluation, Size, Starts
 
 _say = partial(print, flush=True)
+#: The entries that each process of torchrun adds to its own rows, [B, P + R] or [B, R].
+_GATHERED = (
+    *(LOG_PROBS, SAMPLER_LOG_PROBS, SAMPLER_KL),
+    *(REF_LOG_PROBS, EXACT, FORWARD, DIVERGENCE),
+)
 
 
 class LanguageParts(Parts):
@@ -57,7 +77,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
-    #: Metrics that :func:`rescore` returned for the last rollout; empty if it was not called.
+    #: Metrics of the last rollout's sampler, if any: :func:`sampler_row` or :func:`rescore`.
     _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
@@ -77,36 +97,50 @@ class LanguageParts(Parts):
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
+        self.queue = RolloutQueue(self.policy.model, config.collector.dtype)
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
-        self.preflight = [*self.task.notes, *lines, *zero]
-        self.shares = Shares()
-        self.learner = build.make_learner(
-            config, self.policy, self.layout, self.reference, self.kl, self.shares
-        )
+        self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
+        self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
+        self.learner = build.make_learner(config, self.steps)
 
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
-        own = self.shares.own(batch)
-        temperature, model = self.config.collector.temperature, self.policy.model
-        if in_low_precision(model):
-            sampled = response_part(batch, LOG_PROBS)
-            rescore(own, model, self.layout, prompts_at_a_time(self.config), temperature)
-            self.shares.share(batch, own, [LOG_PROBS])
-            self._rounding = rounding(
-                sampled, response_part(batch, LOG_PROBS), response_mask(batch)
-            )
-        measured = {}
+        own, config, mask = own_rows(batch, [STATES]), self.config, response_mask(batch)
+        sampled, measured = response_part(batch, LOG_PROBS), {}
+        scored = in_low_precision(self.policy.model) or config.sampled_elsewhere
+        if config.reads_sampler:
+            own[SAMPLER_LOG_PROBS], own[SAMPLER_STATES] = own[LOG_PROBS], own[STATES]
+        if scored:
+            at_a_time = prompts_at_a_time(config)
+            rescore(own, self.policy.model, self.layout, at_a_time, config.collector.temperature)
+        if config.reads_sampler:
+            self._compare_sampler(own)
         if self.reference is not None:
             self._annotate(own)
-            self.shares.share(batch, own, [REF_LOG_PROBS, EXACT, FORWARD, DIVERGENCE])
+        share(batch, own, _GATHERED)
+        if config.reads_sampler:
+            self._rounding = sampler_row(batch, self.stale.lag)
+        elif scored:
+            self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), mask)
+        if self.reference is not None:
             measured = measure(batch)
         charge(batch, self.kl)
         return measured
+
+    def _compare_sampler(self, own: TensorDictBase) -> None:
+        """Measure this process's responses by KL(mu||policy); mu is the policy that sampled."""
+        temperature, now = self.config.collector.temperature, head(self.policy.model)
+        own_head = None if self.stale.current is None else self.stale.current.head
+        mu = NextTokens(own[SAMPLER_STATES], own_head or now, temperature)
+        own[SAMPLER_KL] = kl_to(mu, NextTokens(own[STATES], now, temperature), own)
+        self.steps.sampler_head = own_head
+        if not self.steps.exact_measure:
+            del own[SAMPLER_STATES]
 
     def _annotate(self, own: TensorDictBase) -> None:
         """Score this process's responses by the reference, and measure their KL."""
@@ -147,7 +181,9 @@ class LanguageParts(Parts):
 
     # --------------------------------------------------------------------------------- parts
 
-    def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
+    def rollout(
+        self, iteration: int, say: Callable[[str], None] = print
+    ) -> PromptRollout | StaleRollout:
         """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
@@ -157,8 +193,9 @@ class LanguageParts(Parts):
         self.collector: PromptRollout = make_rollout(
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
-        self.collector.phase, self.collector.shares = self.phase, self.shares
-        return self.collector
+        self.collector.phase = self.phase
+        self.stale = StaleRollout(self.collector, self.queue, self.config.collector.staleness)
+        return self.stale if self.config.sampled_elsewhere else self.collector
 
     @property
     def collecting(self) -> str:
@@ -183,6 +220,8 @@ class LanguageParts(Parts):
             "optimizer": self.learner.steps.optimizer,
             "prompts": self.prompts,
         }
+        if self.config.collector.staleness:
+            components["rollouts"] = self.queue
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components

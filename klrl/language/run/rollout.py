@@ -32,11 +32,13 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
-from klrl.language.run.shares import Shares, own_prompts
+from klrl.language.run.shares import own_prompts, spread
 from klrl.runs.metrics import Row
 
-#: Hidden states [B, R, D] that predict the responses: the sampling policy's, and pi_ref's.
+#: Hidden states [B, R, D] that predict the responses: pi_old's, those of the sampling policy mu, if
+#: it is not pi_old, and pi_ref's.
 STATES = ("old", "states")
+SAMPLER_STATES = ("sampler", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], if the reward is a different function.
 GOLD = ("next", "gold")
@@ -68,7 +70,6 @@ class PromptRollout:
         phase: called with each phase's name when the phase starts.
         scored_prompts, responses: prompts and texts of the latest rollout, B each.
         built: the TorchRL objects that the rollout uses.
-        shares: what each process of torchrun holds of the latest rollout.
     """
 
     config: LanguageConfig
@@ -81,7 +82,6 @@ class PromptRollout:
     scored_prompts: list[Prompt] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
     built: tuple[object, ...] = ()
-    shares: Shares = field(default_factory=Shares)
 
     def collect(self) -> TensorDictBase:
         """Make the next rollout [B], scored."""
@@ -91,7 +91,9 @@ class PromptRollout:
 
     def respond(self, prompts: PromptBatch) -> TensorDictBase:
         """Sample this iteration's responses to the prompts, as a batch [B]."""
-        batch = self.shares.spread(self.draw(*own_prompts(prompts)), [STATES])
+        own = self.draw(*own_prompts(prompts))
+        # A checkpoint of rank 0 contains rollouts that wait, with all states.
+        batch = spread(own, [] if self.config.collector.staleness else [STATES])
         self.iteration += 1
         group_size = self.config.collector.group_size
         self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
@@ -102,6 +104,15 @@ class PromptRollout:
         """Sample responses to this process's prompts; ``first`` is the number of the first one."""
         seed = derived_seed(self.config.seed, "sample", self.iteration)
         return sample(self.policy, self.sampler, prompts, self.config, seed, first)
+
+    def recall(self, batch: TensorDictBase, served: int) -> None:
+        """Set prompts and texts to those of a rollout before which ``served`` were served."""
+        now, collector = self.prompts.served, self.config.collector
+        self.prompts.served = served
+        asked = self.prompts.take(collector.prompts).prompts
+        self.prompts.served = now
+        self.scored_prompts = [prompt for prompt in asked for _ in range(collector.group_size)]
+        self.responses = texts_of(self.policy, batch)
 
     def score(self, batch: TensorDictBase) -> None:
         """Write scores and any gold scores; for several reward functions, also their own scores.

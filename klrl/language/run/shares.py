@@ -19,8 +19,9 @@ from klrl.base import ranks
 from klrl.language.data.batch import take_prompts
 from klrl.language.data.prompts import PromptBatch
 
-#: The row of each response in its rollout [B]; only if several processes share the rollout.
-ROW = "row"
+#: The row of each response in a rollout that processes share [B]; and this process's rows of the
+#: rollout, with their hidden states, as one object that is not indexed with the batch.
+ROW, _OWN = "row", "own"
 Key: TypeAlias = str | tuple[str, ...]
 
 
@@ -36,43 +37,49 @@ def own_prompts(prompts: PromptBatch) -> tuple[PromptBatch, int]:
     return PromptBatch(prompts.ids[own], prompts.mask[own], prompts.prompts[own]), own.start
 
 
-class Shares:
-    """The part of the latest rollout that this process owns, with its hidden states."""
+def spread(own: TensorDict, states: Iterable[Key]) -> TensorDict:
+    """Gather a rollout [B] of each process's own responses; gather no ``states``."""
+    if ranks.world() == 1:
+        return own
+    lengths = ranks.gathered(own["tokens", "response"].shape[1])
+    own = _longer(own, max(lengths) - lengths[ranks.rank()])
+    batch = _gathered(own.exclude(*states))
+    batch[ROW] = torch.arange(len(batch), device=batch.device)
+    own[ROW] = batch[ROW][own_part(len(batch))]
+    return batch.set_non_tensor(_OWN, own)
 
-    def __init__(self) -> None:
-        self._own: TensorDictBase
 
-    def spread(self, own: TensorDict, states: Iterable[Key]) -> TensorDictBase:
-        """Gather a rollout [B] of each process's own responses, without the entries ``states``."""
-        if ranks.world() == 1:
-            return own
-        lengths = ranks.gathered(own["tokens", "response"].shape[1])
-        self._own = _longer(own, max(lengths) - lengths[ranks.rank()])
-        batch = _gathered(self._own.exclude(*states))
-        batch[ROW] = torch.arange(len(batch), device=batch.device)
-        self._own[ROW] = batch[ROW][own_part(len(batch))]
+def own_rows(batch: TensorDictBase, states: Iterable[Key]) -> TensorDictBase:
+    """Return this process's rows of a rollout [B], with their hidden states.
+
+    If the rollout has ``states`` of all rows, it keeps those of no other process. A batch that no
+    other process shares is returned whole.
+    """
+    if ROW not in batch.keys():
         return batch
+    if _OWN not in batch.keys():
+        own = batch[own_part(len(batch))].clone()
+        for key in states:
+            batch.pop(key, None)
+        batch.set_non_tensor(_OWN, own)
+    rows: TensorDictBase = batch[_OWN]
+    return rows
 
-    def own(self, batch: TensorDictBase) -> TensorDictBase:
-        """Return this process's rows of a rollout [B], with their hidden states.
 
-        A batch that no other process shares is returned whole.
-        """
-        return self._own if ROW in batch.keys() else batch
+def share(batch: TensorDictBase, own: TensorDictBase, keys: Iterable[Key]) -> None:
+    """Write entries of each process's ``own`` rows into the rollout [B]."""
+    if own is not batch:
+        batch.update(_gathered(own.select(*keys, strict=False)))
 
-    def share(self, batch: TensorDictBase, own: TensorDictBase, keys: Iterable[Key]) -> None:
-        """Write entries of each process's ``own`` rows into ``batch`` [B]."""
-        if own is not batch:
-            batch.update(_gathered(own.select(*keys, strict=False)))
 
-    def take(self, batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
-        """Return the rows of these prompts of ``batch``, all its own, with their hidden states."""
-        part = take_prompts(batch, prompts, group_size)
-        if ROW not in batch.keys():
-            return part
-        rows = part[ROW] - self._own[ROW][0]
-        held = self._own.exclude(*batch.keys(include_nested=True, leaves_only=True))
-        return part.update(held[rows])
+def take(batch: TensorDictBase, prompts: Tensor, group_size: int) -> TensorDictBase:
+    """Return the rows of these prompts of ``batch``, all its own, with their hidden states."""
+    part = take_prompts(batch, prompts, group_size)
+    if ROW not in batch.keys():
+        return part
+    own: TensorDictBase = batch[_OWN]
+    held = own.exclude(*part.keys(include_nested=True, leaves_only=True))
+    return part.exclude(_OWN).update(held[part[ROW] - own[ROW][0]])
 
 
 def _longer(own: TensorDict, more: int) -> TensorDict:
@@ -85,7 +92,7 @@ def _longer(own: TensorDict, more: int) -> TensorDict:
     return longer
 
 
-def _gathered(own: TensorDictBase) -> TensorDictBase:
+def _gathered(own: TensorDictBase) -> TensorDict:
     """Concatenate the rows of all processes."""
     parts = ranks.gathered(own.cpu().to_dict())
     return torch.cat([TensorDict(each, len(own)) for each in parts]).to(own.device)
