@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 
 from klrl.base.errors import ConfigError
+from klrl.base.screen import show
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
@@ -33,7 +34,10 @@ def doctor_command(argv: list[str]) -> int:
             told, text, ok = _loss(args)
         else:
             told, text, ok = _audit(args.audit)
-    print(json.dumps(told, indent=1) if args.json else text)
+    if args.json:
+        print(json.dumps(told, indent=1))
+    else:
+        show(text)
     return DONE if ok else FAILED
 
 

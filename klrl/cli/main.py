@@ -31,6 +31,7 @@ COMMANDS = {
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
     "doctor": "has a loss the right gradient?",
+    "completion": "a script that completes words in bash, zsh or fish",
 }
 #: The word of another program -> the command.
 _ALSO = {
