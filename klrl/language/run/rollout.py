@@ -120,10 +120,11 @@ class PromptRollout:
         Rank 0 of the run's processes calls the reward functions.
         """
         self.phase("reward")
-        for key, scores in ranks.first(partial(self._scores, batch)).items():
+        for key, scores in ranks.first(partial(self.rewarded, batch)).items():
             batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
 
-    def _scores(self, batch: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
+    def rewarded(self, batch: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
+        """Return the scores of the latest rollout's responses by their key in the batch, [B]."""
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
         scores: dict[tuple[str, ...], Tensor] = {SCORE: self.task.reward.total(parts)}
