@@ -151,6 +151,24 @@ def test_the_commands_of_readme_that_read_something_run(line: str, trained: Path
     assert exits(*words) == 0, capsys.readouterr().err
 
 
+#: The lines of the pages' code that import klrl.
+IMPORTS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for page in PAGES
+        for line in re.findall(
+            r"^(?:    )?((?:from klrl|import klrl)\b.*)$", page.read_text("utf-8"), re.M
+        )
+    }
+)
+
+
+def test_what_the_pages_import_is_there() -> None:
+    assert len(IMPORTS) > 5
+    for line in IMPORTS:
+        exec(line, {})
+
+
 def test_readme_has_eight_things_to_do_and_six_that_others_do_not() -> None:
     page = PAGES[0].read_text("utf-8")
     parts = {part.partition("\n")[0]: part for part in page.split("\n## ")}

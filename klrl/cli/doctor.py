@@ -30,7 +30,10 @@ def doctor_command(argv: list[str]) -> int:
     elif args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):  # what the user's code prints
-        told, text, ok = _loss(args) if args.audit is None else _audit(args.audit)
+        if args.loss is not None:
+            told, text, ok = _loss(args)
+        else:
+            told, text, ok = _audit(str(args.audit))
     if args.json:
         print(json.dumps(told, indent=1))
     else:

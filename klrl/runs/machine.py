@@ -110,10 +110,10 @@ def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bo
 
         check_logger(config.logger)
     overridden = frozenset(each.key for each in given)
-    domain_of(config).function("job_checks")(config, overridden, resumed=resumed)
     if ranks.world() > 1:
         check_ranks(config)
-    check_device(config.device)
+    check_device(config.device)  # an environment may compute on it
+    domain_of(config).function("job_checks")(config, overridden, resumed=resumed)
 
 
 def check_ranks(config: JobConfig) -> None:
