@@ -132,7 +132,7 @@ def jobs_on(model: str, answers: str) -> dict[str, list[str]]:
 
 
 #: In these jobs a rank's gradient is a part of the minibatch's in every way that there is.
-QUICKEST = ("parts", "cut")
+QUICKEST = ("parts", "stale")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ which owns all prompts, each function here returns its argument.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -37,8 +37,11 @@ def own_prompts(prompts: PromptBatch) -> tuple[PromptBatch, int]:
     return PromptBatch(prompts.ids[own], prompts.mask[own], prompts.prompts[own]), own.start
 
 
-def spread(own: TensorDict, states: Iterable[Key]) -> TensorDict:
-    """Gather a rollout [B] of each process's own responses; gather no ``states``."""
+def spread(own: TensorDict, states: Sequence[Key]) -> TensorDict:
+    """Gather a rollout [B] of each process's own responses; gather no ``states``.
+
+    Without ``states`` all processes have all rows whole, for a checkpoint.
+    """
     if ranks.world() == 1:
         return own
     lengths = ranks.gathered(own["tokens", "response"].shape[1])
@@ -46,7 +49,7 @@ def spread(own: TensorDict, states: Iterable[Key]) -> TensorDict:
     batch = _gathered(own.exclude(*states))
     batch[ROW] = torch.arange(len(batch), device=batch.device)
     own[ROW] = batch[ROW][own_part(len(batch))]
-    return batch.set_non_tensor(_OWN, own)
+    return batch.set_non_tensor(_OWN, own) if states else batch
 
 
 def own_rows(batch: TensorDictBase, states: Iterable[Key]) -> TensorDictBase:
