@@ -165,7 +165,7 @@ def test_rows_are_those_of_one_process(
 
 def assert_near(before: dict, after: dict, relative: float) -> None:
     """Metrics differ by rounding; those of rounding itself may differ by their own size."""
-    for metric in before.keys() - {"run", "kl/ref/floor", "policy/gap"}:
+    for metric in before.keys() - {"run", "kl/ref/floor", "policy/gap", "kl/sampler/max"}:
         if not metric.startswith("time/"):
             close = max(relative, 1e-4 * metric.endswith("_se"))
             assert math.isclose(after[metric], before[metric], rel_tol=close, abs_tol=1e-7), metric
