@@ -33,7 +33,7 @@ def doctor_command(argv: list[str]) -> int:
         if args.loss is not None:
             told, text, ok = _loss(args)
         else:
-            told, text, ok = _audit(args.audit)
+            told, text, ok = _audit(str(args.audit))
     if args.json:
         print(json.dumps(told, indent=1))
     else:

@@ -14,7 +14,6 @@ from klrl.config.overrides import parse_args, separate
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.runs.progress import Progress
 from klrl.train.start import run_in_folder
 
 
@@ -35,6 +34,8 @@ def run_command(argv: list[str]) -> int:
         given = [each for each in args.overrides if not each.of_hydra]
         print(show_job(given, args.config_dir), end="")
         return 0
+    from klrl.runs.progress import Progress
+
     Progress.verbose = args.verbose
     with lasting("stdout"):
         return _train(args)
