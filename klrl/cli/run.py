@@ -46,7 +46,7 @@ def _train(args: argparse.Namespace) -> int:
     """Resume a run, or run a sweep or a single job."""
     resumed = [each.value for each in args.overrides if each.key == "resume"]
     if "" in resumed:
-        raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")
+        raise ConfigError("resume=: names no run; give a run folder, such as resume=outputs/NAME")
     if args.multirun:
         if ranks.world() > 1:
             raise ConfigError("-m: torchrun starts one run; start a sweep without torchrun")

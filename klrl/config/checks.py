@@ -188,7 +188,7 @@ def check_device_name(device: str) -> None:
     """Refuse an unknown device name."""
     if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
         raise ConfigError(
-            f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"
+            f"device={device}: choose auto, cpu, cuda, or one of several GPUs, such as cuda:1"
         )
 
 

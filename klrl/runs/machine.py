@@ -31,7 +31,7 @@ def check_language_packages(config: LanguageConfig) -> None:
     """Refuse a language job if a package of klrl's extra ``language`` is not installed."""
     packages = ["transformers", "tokenizers"]
     for package in [*packages, "peft"] if config.actor.lora.r else packages:
-        setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
+        setting = "actor.lora.r" if package == "peft" else f"env={config.env.name}"
         require(package, setting, "pip install 'klrl[language]'")
 
 
