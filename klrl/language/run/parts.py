@@ -159,7 +159,7 @@ class LanguageParts(Parts):
 
     def rewards(self, batch: TensorDictBase) -> Rewards:
         """Summarise the rewards of a charged rollout for the metrics."""
-        rewards = rewards_of(batch, self.kl)
+        rewards = rewards_of(batch, self.kl, self.config.collector.group_size)
         if self.config.collector.imitates:  # the responses come from the data, not from the policy
             return replace(rewards, own={})
         return replace(rewards, own={**rewards.own, **self._rounding})
