@@ -84,7 +84,7 @@ def checked(settings: Mapping[str, Any]) -> JobConfig:
 
 
 #: Settings of a job outside any group.
-_UNGROUPED = ("frames", "seed", "device", "threads", "eval", "checkpoint")
+_UNGROUPED = ("frames", "seed", "device", "threads", "rank_timeout", "eval", "checkpoint")
 
 
 #: A language env -> an experiment that uses it.
