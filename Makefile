@@ -14,14 +14,15 @@ ARGS ?= env=pendulum kl.coef=0.1
 # Processes that the tests run in: each imports torch and collects every test
 WORKERS ?= 2
 BIN := $(VENV)/bin
-# What a target needs: klrl with language policies, the tools of `make quick` too, or those of all tests.
+# What a target needs: klrl alone, with language policies, the tools of `make quick` too, or those of all tests.
+PLAIN := $(VENV)/.klrl
 LANGUAGE := $(VENV)/.language
 DEV := $(VENV)/.dev
 TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-lm results smollm \
 	fuzz soak kills audit clean
 
 help: ## list the targets
@@ -34,7 +35,11 @@ $(VENV)/.%: pyproject.toml constraints.txt $(GONE)
 	@bash .ci/setup $(VENV) -e '.[$*]'
 	@touch $@
 
-run: $(LANGUAGE) ## set up, then train: the main job, or ARGS="..."
+$(PLAIN): pyproject.toml constraints.txt $(GONE)
+	@bash .ci/setup $(VENV) -e .
+	@touch $@
+
+run: $(PLAIN) ## set up, then train: the main job, or ARGS="..."
 	$(BIN)/python -m klrl $(ARGS)
 
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -68,7 +73,7 @@ test-ray: $(TEST) ## launcher=ray on a cluster whose machines die, on loopback: 
 smoke: $(TEST) ## a few seconds of every moving part: train, resume, evaluate, sweep
 	bash .ci/smoke $(BIN)/python
 
-sweep: $(LANGUAGE) ## two KL modes, two coefficients, two seeds: eight short runs
+sweep: $(PLAIN) ## two KL modes, two coefficients, two seeds: eight short runs
 	$(BIN)/python -m klrl -m experiment=pendulum_quick kl=legacy,retrieve kl.coef=0,0.1 seed=0,1
 
 lint: $(DEV) ## ruff: rules and format
@@ -81,6 +86,9 @@ format: $(DEV) ## ruff: fix what can be fixed
 
 types: $(DEV) ## mypy on klrl/
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs ## build the site, strictly, into build/site: open build/site/index.html in a browser
+	bash .ci/docs $(BIN)/python
 
 .venv-wheel/.ready: .ci/wheel.txt
 	@bash .ci/setup .venv-wheel -r $<

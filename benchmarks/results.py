@@ -1,4 +1,4 @@
-"""Where figures go: ``benchmarks/results/<machine>.json``, and the tables in docs/performance.md.
+"""Where figures go: ``benchmarks/results/<machine>.json``, and docs/developers/performance.md.
 
 python -m benchmarks.results        # write the tables again from this machine's file
 """
@@ -19,7 +19,7 @@ from benchmarks.peers.common import versions
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "docs" / "developers" / "performance.md"
 START = "<!-- measured: written by benchmarks/results.py -->"
 END = "<!-- end of measured -->"
 
@@ -68,7 +68,7 @@ def save(section: str, data: dict[str, Any]) -> Path:
 
 
 def write_page(whole: dict[str, Any]) -> None:
-    """Replace what stands between the two marks of docs/performance.md."""
+    """Replace what stands between the two marks of docs/developers/performance.md."""
     if not PAGE.exists():
         return
     before, _, rest = PAGE.read_text().partition(START)

@@ -16,12 +16,14 @@ from klrl.base.programs import protect
 __all__ = [
     "Callback",
     "Run",
+    "Sweep",
     "__version__",
     "compose",
     "kl",
     "load_policy",
     "load_run",
     "losses",
+    "multirun",
     "run",
 ]
 
@@ -30,9 +32,11 @@ __version__ = "0.4.0.dev0"
 _WHERE = {
     "Callback": "klrl.train.callbacks",
     "Run": "klrl.api",
+    "Sweep": "klrl.api_sweep",
     "compose": "klrl.api",
     "load_policy": "klrl.api",
     "load_run": "klrl.api",
+    "multirun": "klrl.api_sweep",
     "run": "klrl.api",
 }
 
@@ -49,5 +53,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """List also the names that are imported on first use."""
-    return sorted({*globals(), *__all__})
+    """List the public names, which are imported on first use."""
+    return sorted(__all__)

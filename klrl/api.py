@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -38,6 +38,8 @@ from klrl.train.start import run_in_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+    from pandas import DataFrame
     from tensordict.nn import ProbabilisticTensorDictSequential
 
     from klrl.language.model.pretrained import CausalLM
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
     Policy: TypeAlias = ProbabilisticTensorDictSequential | CausalLM
 
+#: A pandas.DataFrame where pandas is installed, else a dictionary of numpy's arrays.
+Frame: TypeAlias = "DataFrame | dict[str, NDArray[Any]]"
 #: Lets one thread at a time compose a config, since Hydra's state is global to the process.
 _composing = threading.Lock()
 
@@ -118,6 +122,17 @@ class Run(os.PathLike[str]):
             "return": final_return(last),
             **{name: last.get(name) for name in names},
         }
+
+    def frame(self) -> Frame:
+        """Return :attr:`rows` as columns; NaN where a row lacks a metric."""
+        return columns_of(self.rows)
+
+    def _repr_html_(self) -> str:
+        from klrl.report.tables import Table, as_html
+
+        known = {name: value for name, value in self.summary.items() if value is not None}
+        cells = {name: f"{x:.5g}" if isinstance(x, float) else str(x) for name, x in known.items()}
+        return as_html(Table(("run", str(self)), [*cells.items()]))
 
     def policy(self, which: str = "last", device: str = "cpu") -> Policy:
         """Load the trained policy, frozen; see :func:`klrl.api.load_policy`."""
@@ -284,22 +299,42 @@ def _checked_callbacks(callbacks: object) -> list[Callback]:
     return hooks
 
 
-def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[Given]:
-    """Check the overrides of a single job, and convert them to Hydra's grammar."""
+def checked_words(given: Sequence[object]) -> list[str]:
+    """Return overrides; refuse other objects."""
     for each in given:
         if not isinstance(each, str):
             raise ConfigError(
                 f"{each!r:.60}: not a setting; give overrides, as in klrl.run('env=pendulum', "
                 "'kl.coef=0.1'), or one config from klrl.compose"
             )
-    words = [each for each in given if isinstance(each, str)]
-    overrides = read(words, str(config_dir) if config_dir else None)
+    return [each for each in given if isinstance(each, str)]
+
+
+def _checked_overrides(given: Sequence[object], config_dir: str | Path | None) -> list[Given]:
+    """Check the overrides of a single job, and convert them to Hydra's grammar."""
+    overrides = read(checked_words(given), str(config_dir) if config_dir else None)
     for each in overrides:
         if each.key == "resume" and each.value != "null":
             raise ConfigError(f"{each}: resumes a run; use klrl {each} on the command line")
         if each.of_sweep or each.of_hydra:
             raise ConfigError(f"{each}: only the command line reads it; drop it, or use folder=")
     return overrides
+
+
+def columns_of(rows: Iterable[Mapping[str, object]]) -> Frame:
+    """Turn rows into columns; None and missing values become NaN."""
+    import numpy as np
+
+    rows = list(rows)
+    columns = {
+        name: np.array([np.nan if (x := row.get(name)) is None else x for row in rows])
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    try:
+        from pandas import DataFrame
+    except ModuleNotFoundError:
+        return columns
+    return DataFrame(columns)
 
 
 def load_policy(

@@ -3,12 +3,16 @@
 import ast
 import re
 import shlex
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from benchmarks.sort_digits_base import build
+from klrl.config.choices import ALL_GROUPS
 from klrl.config.compose import job_config
+from klrl.config.explain import described, settings
 from klrl.config.overrides import expand, parse_args, separate
 from klrl.sweep.run import sweep_settings
 from klrl.sweep.search import space_of
@@ -18,8 +22,9 @@ from tests.language.conftest import QUICK_MODEL
 from tests.runs.commands import exits, rows_of
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DOCS = ROOT / "docs"
+DEVELOPERS = DOCS / "developers"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
 #: A command of a page that starts, prints or plans a job: its words.
 STARTS = re.compile(
     r"^    (?:python -m )?klrl (?:plan )?((?:-m |[\w.]+=).*?)(?: +#.*)?$", re.MULTILINE
@@ -63,6 +68,39 @@ def test_readme_is_a_screen_and_a_half_of_short_sentences() -> None:
     assert [line for line in sentences if len(line.split()) > 25] == []
 
 
+def coded(page: Path) -> list[str]:
+    """What a page prints as code within a line."""
+    return re.findall(r"`([^`\n]*)`", page.read_text("utf-8"))
+
+
+def unknown_settings(code: str) -> list[str]:
+    """Names of settings that klrl does not have; ``env.args.slip`` is known by ``env.args``."""
+    named = re.findall(r"(?<![\w./'\"])(\w+)((?:\.[a-z_]+)+)(?![\w(/])", code)
+    keys = [group + rest for group, rest in named if group in (*ALL_GROUPS, "eval", "checkpoint")]
+    return [key for key in keys if not any(k == key or key.startswith(k + ".") for k in settings())]
+
+
+def unknown_choices(code: str) -> list[str]:
+    """Choices that klrl does not have, but for those that the pages' own files define."""
+    words = re.sub(r"\w\(.*\)", "", code)  # no arguments of Python's
+    given = re.findall(r"(?<![\w.])(\w+)=([a-z_0-9]+)(?![\w:/.])", words)
+    known = {group: {*described(group), "custom"} for group in ALL_GROUPS}
+    known["env"] |= {"maze", "mine"}
+    return [f"{group}={name}" for group, name in given if name not in known.get(group, name)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_setting_and_choice_that_a_page_names_is_there(page: Path) -> None:
+    found = coded(page)
+    assert [each for code in found for each in unknown_settings(code)] == []
+    assert [each for code in found for each in unknown_choices(code)] == []
+
+
+def test_a_name_that_is_gone_is_found() -> None:
+    assert unknown_settings("klrl kl.coeff=1 kl.coef=1 env.args.x=1") == ["kl.coeff"]
+    assert unknown_choices("loss=klpen loss=klpenn env=custom") == ["loss=klpenn"]
+
+
 RUN = "outputs/RUN"
 
 
@@ -76,7 +114,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 #: The commands of which_kl.md.
-RUNS = STARTS.findall((ROOT / "docs" / "which_kl.md").read_text("utf-8"))
+RUNS = STARTS.findall((DOCS / "which_kl.md").read_text("utf-8"))
 
 
 @pytest.mark.integration
@@ -92,61 +130,52 @@ def test_every_command_of_which_kl_runs(line: str, trained: Path, capsys) -> Non
     assert ("kl/ref/exact" in rows[-1]) is ("kl=none" not in words)
 
 
-#: The heading of each room in the map, from the top down: what a maintainer asks.
-ROOMS = {
-    "cli": "which words does a command take?",
-    "api.py": "how do I run klrl from Python?",
-    "report": "what do many runs come to?",
-    "doctor": "are this machine's KL numbers, and a loss of yours, right?",
-    "sweep": "which jobs run, where, and what do they cost?",
-    "control/run": "what is control's alone: the run",
-    "control/policy": "control: actor, critic and their distributions",
-    "control/env": "control: simulators, spaces, copies, episodes",
-    "language/run": "what is language's alone: the run",
-    "language/model": "language: the model",
-    "language/data": "language: prompts, tasks, rewards, the batch",
-    "train": "what is the algorithm?",
-    "objectives": "which TorchRL losses are there?",
-    "envs/llm/transforms/kl": "which TorchRL transforms are there, for tokens and actions alike?",
-    "envs/transforms": "... and for actions?",
-    "losses": "what is minimised, and how does beta move?",
-    "runs": "what does a run leave, and who reads it?",
-    "kl": "how is the KL estimated, measured, charged, controlled?",
-    "domains.py": "what tells control from language?",
-    "config": "where is a setting checked?",
-    "config/schemas": "where is a setting declared, with its type and range?",
-    "config/own": "how does a custom part get in ([extending.md](extending.md))?",
-    "config/rules": "which settings go together, and which are never read?",
-    "base": "what may every part use?",
-}
+#: The commands of README that read a run, or a loss.
+READS = re.findall(
+    r"^    klrl ((?:resume=|evaluate |kl |report |doctor ).*?)(?: +#.*)?$",
+    PAGES[0].read_text("utf-8"),
+    re.M,
+)
 
 
-def first_line(path: Path) -> str:
-    """Of a module's docstring."""
-    return str(ast.get_docstring(ast.parse(path.read_text("utf-8")))).partition("\n")[0]
+@pytest.mark.integration
+@pytest.mark.parametrize("line", READS)
+def test_the_commands_of_readme_that_read_something_run(line: str, trained: Path, capsys) -> None:
+    page = (DOCS / "doctor.md").read_text("utf-8")
+    Path("mine.py").write_text(
+        textwrap.dedent(re.search(r"(?m)^    # mine.py\n(?:    .+\n)+", page)[0])
+    )
+    for name in ("RUN", "OTHER"):
+        shutil.copytree(trained / RUN, Path("outputs") / name)
+    words = shlex.split(line.replace("300000", "256"))
+    assert exits(*words) == 0, capsys.readouterr().err
 
 
-def map_of_the_tree() -> str:
-    """A line per file; ``python -m tests.test_docs`` writes it into the page."""
-    lines = []
-    for room, question in ROOMS.items():
-        home = ROOT / "klrl" / room
-        paths = sorted(home.glob("*.py")) if home.is_dir() else [home]
-        lines += [f"### `klrl/{room}`: {question}", ""]
-        lines += [f"- `{path.name}` {first_line(path)}" for path in paths if path.name[0] != "_"]
-        lines.append("")
-    return "\n".join(lines)
-
-
-MAP = re.compile(r"(?<=<!-- map -->\n).*(?=<!-- end of the map -->)", re.DOTALL)
-
-
-def test_the_map_is_that_of_the_tree() -> None:
-    assert MAP.findall(ARCHITECTURE.read_text("utf-8")) == [map_of_the_tree()]
-    rooms = {path.relative_to(ROOT / "klrl") for path in (ROOT / "klrl").rglob("[!_]*.py")}
-    assert {str(path.parent) for path in rooms if path.name != path.as_posix()} == {
-        room for room in ROOMS if "." not in room
+#: The lines of the pages' code that import klrl.
+IMPORTS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for page in PAGES
+        for line in re.findall(
+            r"^(?:    )?((?:from klrl|import klrl)\b.*)$", page.read_text("utf-8"), re.M
+        )
     }
+)
+
+
+def test_what_the_pages_import_is_there() -> None:
+    assert len(IMPORTS) > 5
+    for line in IMPORTS:
+        exec(line, {})
+
+
+def test_readme_has_eight_things_to_do_and_six_that_others_do_not() -> None:
+    page = PAGES[0].read_text("utf-8")
+    parts = {part.partition("\n")[0]: part for part in page.split("\n## ")}
+    assert len(re.findall("^    klrl ", parts["Eight things to do"], re.M)) == 8
+    claims = re.split(r"\n- ", parts["What others do not do"])[1:]
+    assert len(claims) == 6
+    assert [claim for claim in claims if "](docs/" not in claim] == []
 
 
 def defined_in(path: Path) -> set[str]:
@@ -162,7 +191,7 @@ def defined_in(path: Path) -> set[str]:
 
 
 def test_one_iteration_walks_through_functions_that_are_there() -> None:
-    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    page = (DEVELOPERS / "one_iteration.md").read_text("utf-8")
     walked = re.findall(r"`(?:klrl/)?([\w/]+\.py)(?:: ([\w.]+))?`", page)
     assert len(walked) > 30
     for name, function in walked:
@@ -178,7 +207,7 @@ def test_one_iteration_walks_through_functions_that_are_there() -> None:
 
 
 def test_the_loop_of_the_page_is_the_loops() -> None:
-    page = (ROOT / "docs" / "one_iteration.md").read_text("utf-8")
+    page = (DEVELOPERS / "one_iteration.md").read_text("utf-8")
     block = [line[4:] for line in page.partition("## 1.")[0].splitlines() if line[:4] == " " * 4]
     loop = ast.parse((ROOT / "klrl/train/loop.py").read_text("utf-8"))
     train = next(x for x in ast.walk(loop) if isinstance(x, ast.FunctionDef) and x.name == "train")
@@ -196,17 +225,32 @@ def called(tree: ast.AST) -> list[str]:
     return [func.attr if isinstance(func, ast.Attribute) else ast.unparse(func) for func in calls]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def anchors(page: Path) -> set[str]:
+    """The headings of a page, as a link names them."""
+    text = re.sub(r"(?m)^    .*$", "", page.read_text("utf-8"))
+    heads = re.findall(r"(?m)^#+ (.*)$", text)
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", page.read_text("utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    targets = re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text("utf-8"))
+    lost = []
+    for target in targets:
+        file, _, anchor = target.partition("#")
+        path = page.parent / file if file else page
+        there = path.exists() and (not anchor or anchor in anchors(path))
+        lost += [target] * (not there)
+    assert lost == []
+    if DOCS in page.parents:  # the site has nothing else
+        assert [t for t in targets if DOCS not in (page.parent / t).resolve().parents] == []
 
 
 def test_every_row_of_reliability_names_tests_that_are_there() -> None:
     """Each word behind ``-k`` is a part of a test's name in the file before it."""
-    page = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    page = (DEVELOPERS / "reliability.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py)(?: -m slow)?(?: -k ([^`]+))?`", page)
-    assert len(named) > 40
+    assert len(named) > 30
     folder, lost = Path(), []
     for file, words in named:
         folder = Path(file).parent if "/" in file else folder
@@ -216,8 +260,3 @@ def test_every_row_of_reliability_names_tests_that_are_there() -> None:
         names = " ".join(re.findall(r"def (test_\w+)", path.read_text("utf-8")))
         lost += [(file, word) for word in words.strip('"').split(" or ") if word not in names]
     assert lost == []
-
-
-if __name__ == "__main__":
-    page = ARCHITECTURE.read_text("utf-8")
-    ARCHITECTURE.write_text(MAP.sub(lambda _: map_of_the_tree(), page), encoding="utf-8")

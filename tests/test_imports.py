@@ -31,6 +31,7 @@ FLOORS = (
     {"doctor", "sweep"},
     {"report"},
     {"api"},
+    {"api_sweep"},
     {"cli"},
     {"__main__"},
 )

@@ -25,17 +25,19 @@ COMMANDS = {
     "kl": "how far are two policies apart?",
     "ls": "the progress of runs and sweeps",
     "report": "compare runs in one offline page",
+    "figure": "a metric of runs as PDF or SVG, for a paper",
     "diff": "two runs side by side",
     "export": "a policy as an ONNX file, or in Hugging Face's format",
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
-    "doctor": "are this machine's KL numbers true?",
+    "doctor": "has a loss the right gradient?",
+    "completion": "a script that completes words in bash, zsh or fish",
 }
 #: The word of another program -> the command.
 _ALSO = {
     **dict.fromkeys(("train", "fit", "learn", "start", "sweep", "resume"), "run"),
     **dict.fromkeys(("eval", "test", "play", "enjoy", "predict", "render"), "evaluate"),
-    **{"compare": "diff", "list": "ls", "status": "ls", "plot": "report", "check": "verify"},
+    **{"compare": "diff", "list": "ls", "status": "ls", "plot": "figure", "check": "verify"},
 }
 
 

@@ -34,6 +34,9 @@ def run_command(argv: list[str]) -> int:
         given = [each for each in args.overrides if not each.of_hydra]
         print(show_job(given, args.config_dir), end="")
         return 0
+    from klrl.runs.progress import Progress
+
+    Progress.verbose = args.verbose
     with lasting("stdout"):
         return _train(args)
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
@@ -18,8 +19,9 @@ from klrl.base.cache import trust
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
+from klrl.base.screen import show
 from klrl.base.streams import to_null
-from klrl.base.text import warn
+from klrl.base.text import escaped, warn
 from klrl.config.fields import Settings
 
 #: A function from a command's arguments to its exit code.
@@ -110,7 +112,8 @@ def _print_error(line: str) -> None:
     """Print an error in one line, after its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    warn(line)
+    with suppress(OSError):
+        show(escaped(line), sys.stderr, "red")
 
 
 def _stdout_closed() -> bool:

@@ -13,6 +13,7 @@ from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
 from klrl.config.schemas.learning import (
     AdvantageConfig,
+    ClipConfig,
     GroupConfig,
     LearnerConfig,
     LossConfig,
@@ -129,6 +130,27 @@ class LanguageConfig(JobConfig):
         """
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
+
+    @property
+    def sampled_elsewhere(self) -> bool:
+        """Whether responses are sampled by older weights, or in another precision."""
+        return self.collector.staleness > 0 or self.collector.dtype is not None
+
+    @property
+    def anchor(self) -> str:
+        """``loss.anchor`` of the job: the policy in the ratio's denominator, old or sampler."""
+        if self.loss.name == "dppo":
+            return "sampler"
+        if not isinstance(self.loss, ClipConfig):
+            return "old"
+        stale = self.collector.staleness > 0 and self.loss.sampler_weight is None
+        return self.loss.anchor or ("sampler" if stale else "old")
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether the job measures the sampler, mu, as a policy of its own."""
+        weighted = self.loss.sampler_weight is not None
+        return self.sampled_elsewhere or weighted or self.anchor == "sampler"
 
 
 #: The ``env`` settings of any job.

@@ -33,6 +33,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--verbose", "-v", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("overrides", nargs="*")
@@ -134,6 +135,11 @@ class Separated:
     folder: str | None  # the value of ``hydra.sweep.dir``, or of a run's ``hydra.run.dir``
     own: list[Given]  # overrides of launcher and search
     job: list[Given]  # overrides of the jobs, including those with several values
+
+    @property
+    def path(self) -> str | None:
+        """The folder that ``folder`` or ``name`` gives; None for a new one."""
+        return self.folder or (str(Path("outputs") / self.name) if self.name else None)
 
 
 #: A setting of Hydra that a sweep refuses -> the remedy.

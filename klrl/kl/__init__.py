@@ -23,7 +23,6 @@ WHERE = {
     "RetrieveLogProb": "klrl.envs.llm.transforms.kl.retrieve",
     "RewardAdjustmentTransform": "klrl.envs.transforms.constrained",
     "ScheduledKLController": "klrl.kl.controllers",
-    "SendToWorkers": "klrl.envs.transforms.workers",
     "estimate_kl": "klrl.kl.estimators",
     "exact_kl": "klrl.kl.estimators",
     "freeze": "klrl.kl.reference",

@@ -16,13 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klrl.config import ClipConfig, CustomLossConfig, KLPENConfig, LossConfig, TRPOConfig, factory
+from klrl.config import (
+    ClipConfig,
+    CustomLossConfig,
+    DPPOConfig,
+    KLPENConfig,
+    LossConfig,
+    TRPOConfig,
+    factory,
+)
 from klrl.config.own import PartError, try_part
 from klrl.kl.charge import ReferenceKL, penalized
 from klrl.kl.divergences import REVERSE, Divergence
 from klrl.kl.estimators import Estimator, masked_mean
 from klrl.losses import terms
 from klrl.losses.beta import BetaRule, make_beta_rule
+from klrl.losses.sampler import BINARY, sampler_weight, trusted
 from klrl.runs.metrics import METRICS
 
 
@@ -35,7 +44,7 @@ class Scored:
     """
 
     log_prob: Tensor  # log pi_theta of the sampled action
-    old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the sampling policy
+    old_log_prob: Tensor  # log pi_old of the sampled action; pi_old is the policy before the update
     advantage: Tensor  # before normalisation, unless the caller normalised it
     kl_old: Tensor  # KL(old||new); ``PolicyLoss.kl_old`` says how it is computed
     entropy: Tensor  # entropy of pi_theta or an estimate; gradient only for a bonus
@@ -44,7 +53,14 @@ class Scored:
     old_value: Tensor | None = None  # V during the rollout; None without a critic
     ref_log_prob: Tensor | None = None  # log pi_ref, for the estimators k1, k2 and k3
     exact_ref: Tensor | None = None  # the charged divergence, for the estimator exact
+    sampler_log_prob: Tensor | None = None  # log mu, if mu, which sampled, is not pi_old
+    sampler_divergence: Tensor | None = None  # of pi_theta from mu, exact; no gradient
     mask: Tensor | None = None  # bool, True at real positions; padding may contain anything
+
+    @property
+    def log_mu(self) -> Tensor:
+        """The log-prob of the sampled action under mu, the policy that sampled it."""
+        return self.old_log_prob if self.sampler_log_prob is None else self.sampler_log_prob
 
     def without_padding(self) -> Scored:
         """Return a copy with 0 at padding, so that padding reaches neither a sum nor a gradient."""
@@ -69,6 +85,7 @@ def example(*, tokens: bool) -> Scored:
     old = normal(0.5, -1.5)
     values = {f.name: normal(1.0) for f in fields(Scored) if f.name != "mask"}
     values |= {"old_log_prob": old, "ref_log_prob": old + normal(0.1)}
+    values |= {"sampler_log_prob": old + normal(0.1), "sampler_divergence": normal(0.1).abs()}
     values |= {
         "log_prob": (old + normal(0.1)).requires_grad_(),
         "kl_old": normal(0.01).abs().requires_grad_(),
@@ -111,6 +128,7 @@ class PolicyLoss(ABC):
     dtarg: float = math.inf  # target of KL(old||new), nats per unit
     dtarg_end: float | None = None  # dtarg at the end of the run; linear in between
     dtarg_per: str = "state"  # action: dtarg is multiplied by the number of action dimensions
+    anchor = "old"  # the policy in the ratio's denominator: old, or sampler (mu)
     natural = False  # True: natural_step updates the policy, gradient steps only the critic
     unsaved = False  # whether the loss has state; no checkpoint saves it
 
@@ -181,6 +199,8 @@ class PolicyLoss(ABC):
             gained = penalized(gained, kl_ref, kl_coef)
             measured["loss/kl_ref"] = kl_ref
         measured |= {"kl/old/exact": s.kl_old, "policy/entropy": s.entropy}
+        if (masked := self.masked(s, advantage)) is not None:
+            measured["loss/masked"] = masked
         return LossTerms(-self._reduce(gained, s.mask), measured)
 
     def share(self, rows: Tensor, mask: Tensor) -> Tensor:
@@ -231,8 +251,30 @@ class PolicyLoss(ABC):
                 raise ValueError("estimator=exact: the exact KL is missing")
             return scored.exact_ref
         assert scored.ref_log_prob is not None
-        log_probs = scored.log_prob, scored.old_log_prob, scored.ref_log_prob
+        # Off policy the weight is pi_theta / mu, whatever the anchor: the tokens are mu's.
+        log_probs = scored.log_prob, scored.log_mu, scored.ref_log_prob
         return terms.reference_kl(self.reference_estimator, *log_probs)
+
+    def weighted_gain(self, gain: Tensor, scored: Scored) -> Tensor:
+        """Multiply a gain by ``loss.sampler_weight``, if any."""
+        weight = self.sampler_weight(scored)
+        return gain if weight is None else weight * gain
+
+    def sampler_weight(self, scored: Scored) -> Tensor | None:
+        """Return the weight of each position, pi_old against mu; None for no weight."""
+        c = self.config
+        if c.sampler_weight is None:
+            return None
+        limits = c.sampler_cap, c.sampler_low, c.sampler_high
+        log_probs = scored.old_log_prob, scored.log_mu
+        return sampler_weight(c.sampler_weight, *log_probs, scored.mask, limits)
+
+    def masked(self, scored: Scored, advantage: Tensor) -> Tensor | None:
+        """Return 1 at positions without a gradient, else 0; None for a loss that masks none."""
+        weight = self.sampler_weight(scored)
+        if weight is None or self.config.sampler_weight == "truncate":
+            return None
+        return (weight == 0).to(weight)
 
     def beta_rule(self) -> BetaRule:
         """Make the rule that adapts beta; here a constant 0, which charges no KL(old||new)."""
@@ -262,6 +304,7 @@ class KLPENLoss(PolicyLoss):
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
         """Compute the penalised surrogate w A - beta KL(old||new)."""
         gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
+        gain = self.weighted_gain(gain, scored)
         return torch.addcmul(gain, scored.kl_old, beta, value=-1)
 
 
@@ -290,9 +333,39 @@ class ClipLoss(PolicyLoss):
         self.target_kl, self.unit = config.target_kl, config.unit
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """Compute the clipped surrogate."""
-        log_probs, c = (scored.log_prob, scored.old_log_prob), self.config
-        return terms.clipped_surrogate(*log_probs, advantage, c.clip_epsilon, c.clip_epsilon_high)
+        """Compute the clipped surrogate, times any ``loss.sampler_weight``."""
+        c, anchor = self.config, scored.log_mu if self.anchor == "sampler" else scored.old_log_prob
+        limits = c.clip_epsilon, c.clip_epsilon_high
+        gain = terms.clipped_surrogate(scored.log_prob, anchor, advantage, *limits)
+        return self.weighted_gain(gain, scored)
+
+
+class DPPOLoss(PolicyLoss):
+    """Gain M q A - log2_coef (log q)^2, q = pi_theta / mu; :func:`trusted` computes M."""
+
+    config: DPPOConfig
+    anchor = "sampler"
+
+    def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
+        """Compute the surrogate of the trusted tokens, and the penalty on log q."""
+        gain = terms.surrogate(scored.log_prob, scored.log_mu, advantage)
+        gain = gain * self._trusted(scored, advantage)
+        if not self.config.log2_coef:
+            return gain
+        log_q = scored.log_prob - scored.log_mu
+        return torch.addcmul(gain, log_q, log_q, value=-self.config.log2_coef)
+
+    def masked(self, scored: Scored, advantage: Tensor) -> Tensor:
+        """Return 1 at the tokens that M leaves out."""
+        return (~self._trusted(scored, advantage)).to(advantage)
+
+    def _trusted(self, scored: Scored, advantage: Tensor) -> Tensor:
+        log_probs = scored.log_prob.detach(), scored.log_mu
+        binary = BINARY.get(self.config.measure)
+        divergence = scored.sampler_divergence if binary is None else binary(*log_probs)
+        if divergence is None:
+            raise ValueError(f"measure={self.config.measure}: the exact divergence is missing")
+        return trusted(*log_probs, advantage, divergence > self.config.delta)
 
 
 class LikelihoodLoss(PolicyLoss):

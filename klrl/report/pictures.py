@@ -24,7 +24,8 @@ from klrl.runs.metrics import PANELS, Metric, heading, metric_of, metrics_of
 WIDTH, HEIGHT = 374, 230
 #: The curves next to return against KL. The other scores are below; the page folds the rest.
 _FIRST = ("reward/episode", "kl/ref/exact")
-_LOOK = {
+#: Matplotlib's settings; SVG and PDF keep text as text.
+LOOK = {
     "font.size": 10,
     **{f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")},
     "axes.grid": True,
@@ -33,6 +34,7 @@ _LOOK = {
     "axes.titlesize": 10,
     "grid.color": "#d8d8d8",
     "lines.scale_dashes": False,
+    "pdf.fonttype": 42,
     "svg.fonttype": "none",
     "text.parse_math": False,
     "ytick.left": False,
@@ -95,7 +97,7 @@ def draw_charts(
 
 def _svg(key: str, draw: Callable[[Any], None]) -> Markup:
     """Let ``draw`` fill axes; return the figure as the contents of an svg element."""
-    with matplotlib.rc_context({**_LOOK, "svg.hashsalt": key}):
+    with matplotlib.rc_context({**LOOK, "svg.hashsalt": key}):
         figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72), dpi=72)
         axes = figure.subplots()
         draw(axes)
@@ -120,7 +122,8 @@ class _Short(EngFormatter):
     ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
 
 
-def _label(axes: Any, x: str, y: str) -> None:
+def label(axes: Any, x: str, y: str) -> None:
+    """Label the axes, and shorten the numbers at the ticks."""
     axes.set_xlabel(x)
     axes.set_title(y, loc="left")  # above the numbers, which may be wide
     axes.xaxis.set_major_formatter(_Short(sep=""))
@@ -147,10 +150,13 @@ def _against_kl(
     best = front(settings, differences)
 
     def draw(axes: Any) -> None:
-        points = [_draw_point(axes, each, i, of, i in best) for i, each in enumerate(settings)]
+        points = [
+            draw_point(axes, each, i, [_root_of_kl(each), each.values[of]], filled=i in best)
+            for i, each in enumerate(settings)
+        ]
         joined = np.array([points[i] for i in best]).reshape(-1, 2)
         axes.plot(*joined.T, color="#737373", linestyle=":", zorder=0)
-        _label(axes, f"sqrt(KL(policy||reference)), KL in {kl.unit}", f"final {metric.unit}")
+        label(axes, f"sqrt(KL(policy||reference)), KL in {kl.unit}", f"final {metric.unit}")
         # sqrt(KL) is never negative, but a mark at 0 needs a margin.
         low, high = axes.get_xlim()
         axes.set_xlim(left=max(low, -0.04 * high))
@@ -161,11 +167,16 @@ def _against_kl(
     return Drawing("against", title, what, _svg(key, draw))
 
 
-def _draw_point(axes: Any, setting: Setting, i: int, of: str, filled: bool) -> tuple[float, float]:
-    """Draw a setting's seeds, their mean, and its intervals in return and in sqrt(KL)."""
-    # A KL estimated from samples may be negative; it counts as 0.
-    seeds = np.stack([np.sqrt(np.maximum(setting.values["kl_ref"], 0.0)), setting.values[of]])
-    seeds[np.abs(seeds) > MOST] = np.nan
+def _root_of_kl(setting: Setting) -> Array:
+    """Return sqrt(KL), [runs]. A KL estimated from samples may be negative; it counts as 0."""
+    return np.sqrt(np.maximum(setting.values["kl_ref"], 0.0))
+
+
+def draw_point(
+    axes: Any, setting: Setting, i: int, at: Sequence[Array], *, filled: bool
+) -> tuple[float, float]:
+    """Draw the i-th setting: its seeds at ``at``, [2, runs], their mean and its intervals."""
+    seeds = np.where(np.abs(at) > MOST, np.nan, at)
     across, up = map(estimate, seeds)
     if across is None or up is None:
         return np.nan, np.nan
@@ -196,23 +207,35 @@ def _curves(
 ) -> list[Drawing]:
     """Draw a metric over frames; [] if there is nothing to draw."""
     curves = {i: curve(setting, metric.name) for i, setting in enumerate(settings)}
-    least = 0.0 if log else -np.inf
-    drawn = {i: of for i, of in curves.items() if (of[1] > least).any()}
+    drawn = {i: of for i, of in curves.items() if (of[1] > (0.0 if log else -np.inf)).any()}
     axis = metric_of(settings[0].runs[0].axis, settings[0].runs[0].domain)
 
     def draw(axes: Any) -> None:
-        for i, (x, seeds) in drawn.items():
-            _draw_curve(axes, settings[i], i, x, seeds, kind, least)
-        _label(axes, axis.title, f"{metric.unit} (log)" if log else metric.unit)
-        axes.set_xlim(left=0)
-        if log:
-            _log_axis(axes, np.concatenate([seeds[seeds > 0] for _, seeds in drawn.values()]))
+        label(axes, axis.title, f"{metric.unit} (log)" if log else metric.unit)
+        draw_curves(axes, settings, drawn, kind, log=log)
 
     left_out = [s.name for i, s in enumerate(settings) if curves[i][0].size and i not in drawn]
     what = metric.what + f"; no value on the axis: {', '.join(left_out)}" * bool(left_out)
     # A single point per setting, as of the closing evaluation, is in the table of results.
     more = any(len(x) > 1 for x, _ in drawn.values())
     return [Drawing(kind, heading(metric.title), what, _svg(key, draw))] if more else []
+
+
+def draw_curves(
+    axes: Any,
+    settings: Sequence[Setting],
+    curves: Mapping[int, tuple[Array, Array]],
+    kind: str,
+    *,
+    log: bool,
+) -> None:
+    """Draw the i-th setting's :func:`curve`, for each i of ``curves``."""
+    for i, (x, seeds) in curves.items():
+        _draw_curve(axes, settings[i], i, x, seeds, kind, 0.0 if log else -np.inf)
+    axes.set_xlim(left=0)
+    values = np.concatenate([seeds[seeds > 0] for _, seeds in curves.values()])
+    if log and len(values):
+        _log_axis(axes, values)
 
 
 def _log_axis(axes: Any, values: Array) -> None:

@@ -77,6 +77,14 @@ def count_runs(runs: Sequence[ReadRun], *, unfinished: bool = False) -> list[Set
     )
 
 
+def by_task(settings: Sequence[Setting]) -> dict[str, list[Setting]]:
+    """Group the settings by task, in their order."""
+    tasks = defaultdict[str, list[Setting]](list)
+    for setting in settings:
+        tasks[setting.task].append(setting)
+    return dict(tasks)
+
+
 def _by_size(name: str) -> list[str | float]:
     """Split a name into text and numbers, so that ``coef=10`` sorts after ``coef=2``."""
     parts = _NUMBER.split(name)

@@ -23,6 +23,15 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
+def as_html(table: Table) -> Markup:
+    """Format a table for a notebook."""
+    row, head, cell = (Markup(f"<{of}>{{}}</{of}>") for of in ("tr", "th", "td"))
+    rows = [row.format(Markup().join(map(head.format, table.head)))]
+    rows += [row.format(Markup().join(map(cell.format, each))) for each in table.rows]
+    text = Markup("<table>{}</table>").format(Markup().join(rows))
+    return text.replace("<small>", Markup("<br><small>"))
+
+
 def stacked(text: str, *below: str) -> Markup:
     """Make a cell: ``text``, and below it a small line for each non-empty text in ``below``."""
     small = Markup("<small>{}</small>")

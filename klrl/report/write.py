@@ -19,7 +19,7 @@ from klrl.report.equal_kl import KNOBS
 from klrl.report.measures import measured
 from klrl.report.pictures import HEIGHT, WIDTH, Drawing, draw_charts, look_of
 from klrl.report.runs import Inventory
-from klrl.report.settings import Setting, count_runs, count_states, other_jobs
+from klrl.report.settings import Setting, by_task, count_runs, count_states, other_jobs
 from klrl.report.statistics import ENOUGH
 
 #: At first, the page draws this many settings (groups of runs that differ only in their seed).
@@ -46,10 +46,7 @@ def write_report(inventory: Inventory, folder: Path, *, unfinished: bool = False
     counting = count_runs(inventory.runs, unfinished=unfinished)
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_folder(folder)
-    tasks = [
-        _task(f"chart-{i}", [setting for setting in counting if setting.task == name])
-        for i, name in enumerate(dict.fromkeys(setting.task for setting in counting))
-    ]
+    tasks = [_task(f"chart-{i}", of) for i, of in enumerate(by_task(counting).values())]
     jobs = other_jobs(inventory, counting)
     runs = counted(sum(len(setting.runs) for setting in counting), "run")
     left_out = f"; not counted: {states}" if (states := count_states(jobs)) else ""
@@ -98,21 +95,33 @@ def _page(
     return escaped_lines(page)
 
 
-def _write_summary(tasks: Sequence[Section], path: Path) -> None:
-    """Write the estimates of every setting in full precision, task by task."""
-    keys = list(dict.fromkeys(key for task in tasks for key in task.settings[0].estimates))
+def summary_rows(settings: Sequence[Setting]) -> list[dict[str, object]]:
+    """Return a row per setting: its task, name and seeds, and its estimates in full precision."""
+    keys = dict.fromkeys(key for setting in settings for key in setting.estimates)
     parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm", "_worst": "least"}
     rows = []
-    for task in tasks:
-        for setting in task.settings:
-            estimates = [setting.estimates.get(key) for key in keys]
-            cells = [each and getattr(each, of) for each in estimates for of in parts.values()]
-            finished = sum(run.status == "finished" for run in setting.runs)
-            rows.append([setting.task, setting.name, len(setting.runs), finished, *cells])
-    columns = [f"{key}{part}" for key in keys for part in parts]
-    table: list[list[object]] = [["task", "setting", "seeds", "finished", *columns], *rows]
+    for each in settings:
+        finished = sum(run.status == "finished" for run in each.runs)
+        named = {"task": each.task, "setting": each.name}
+        counts = {"seeds": len(each.runs), "finished": finished}
+        known = {key: each.estimates.get(key) for key in keys}
+        estimates = {
+            f"{key}{part}": value and getattr(value, of)
+            for key, value in known.items()
+            for part, of in parts.items()
+        }
+        rows.append({**named, **counts, **estimates})
+    return rows
+
+
+def _write_summary(tasks: Sequence[Section], path: Path) -> None:
+    """Write the estimates of every setting, task by task."""
+    rows = summary_rows([setting for task in tasks for setting in task.settings])
+    head = rows[0] if rows else ("task", "setting", "seeds", "finished")
     text = io.StringIO(newline="")
-    csv.writer(text).writerows([_plain(cell) for cell in row] for row in table)
+    csv.writer(text).writerows(
+        [_plain(cell) for cell in row] for row in (head, *(each.values() for each in rows))
+    )
     replace_file(path, text.getvalue())
 
 

@@ -53,7 +53,11 @@ def curves_figure(rows: Sequence[Row], title: str, domain: Domain) -> Figure:
     figure.suptitle(title, parse_math=False)
     # Fixed margins: a constrained layout would draw everything twice to compute them.
     figure.subplots_adjust(left=0.07, right=0.99, bottom=0.13, top=0.85, wspace=0.35)
-    # A notebook calls this to show the figure, even without matplotlib's inline backend.
+    return shown(figure)
+
+
+def shown(figure: Figure) -> Figure:
+    """Let a notebook show a figure, even without matplotlib's inline backend."""
     figure._repr_png_ = lambda: _png(figure)  # type: ignore[attr-defined]
     return figure
 

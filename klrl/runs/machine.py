@@ -108,8 +108,8 @@ def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bo
 
         check_logger(config.logger)
     overridden = frozenset(each.key for each in given)
+    check_device(config.device)  # an environment may compute on it
     domain_of(config).function("job_checks")(config, overridden, resumed=resumed)
-    check_device(config.device)
 
 
 def device_of(name: str) -> torch.device:

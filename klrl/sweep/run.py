@@ -192,9 +192,8 @@ def sweep_folder(sweep: Separated) -> Iterator[Path]:
     Raises:
         OwnedElsewhere: another process runs the sweep.
     """
-    given = sweep.folder or (str(Path("outputs") / sweep.name) if sweep.name else None)
-    setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={given}"
-    folder = OutputFolder(given, setting, "_sweep")
+    setting = f"sweep={sweep.name}" if sweep.name else f"hydra.sweep.dir={sweep.path}"
+    folder = OutputFolder(sweep.path, setting, "_sweep")
     if sweep.folder and folder.holds_run:
         raise ConfigError(f"{setting}: already has a run; give another folder, or use sweep=NAME")
     try:

@@ -360,10 +360,7 @@ class Training:
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
-        kl = self.parts.kl
         parts = {
-            "kl.own_estimator": kl and kl.estimator,
-            "kl.own_divergence": kl and kl.divergence.name,
             "controller": self.controller,
             "advantage": self.parts.estimate_advantage,
             "loss": self.parts.learner.loss,

@@ -232,7 +232,9 @@ def test_a_python_that_is_named_has_an_environment_of_its_own() -> None:
     own = ".venv-{}.{}".format(*sys.version_info)
     assert f"bash .ci/setup {own} -e '.[dev]'" in made("quick", f"PYTHON={sys.executable}")
     assert "bash .ci/setup .venv -e '.[dev]'" in made("quick")
-    assert "\n.venv/bin/python -m klrl env=hopper\n" in made("run", "ARGS=env=hopper")
+    told = made("run", "ARGS=env=hopper")
+    assert "bash .ci/setup .venv -e .\n" in told, "no extra: a job that needs one names it"
+    assert "\n.venv/bin/python -m klrl env=hopper\n" in told
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
@@ -270,7 +272,7 @@ def test_every_job_of_the_workflows_is_one_script_that_anyone_can_run() -> None:
             bash, script, *_ = line.split()
             assert (bash, script.partition("/")[0]) == ("bash", ".ci")
             called.add(script)
-    assert called == {".ci/run", ".ci/two-commands", ".ci/nightly"}
+    assert called == {".ci/run", ".ci/two-commands", ".ci/nightly", ".ci/docs"}
     for script in called:
         subprocess.run([shutil.which("bash"), "-n", ROOT / script], check=True)
         words = re.findall(r"^make (.+)$", (ROOT / script).read_text(), re.MULTILINE)

@@ -110,7 +110,7 @@ def test_equal_policies_have_no_kl_and_the_floor_is_told(exits, sharp) -> None:
     assert (floor > 0) == (gap > 0)
     assert 0 <= floor < min(1e-3, 0.6 * gap**2 + 1e-12)
     assert gap < 0.1
-    assert abs(second["kl/ref/exact"]) < 10 * floor + 1e-6
+    assert abs(second["kl/ref/exact"]) < 2e-3  # one step of 1e-6, rounded to bfloat16
     # The preflight measures it on prompts of its own.
     assert "KL(policy||policy), sampled and scored" in out or floor < 100 * SHOWN_FLOOR
     exits("hydra.run.dir=full", sharp)

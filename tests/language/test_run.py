@@ -56,6 +56,7 @@ def test_a_run_leaves_what_it_promises(exits, capsys, curves) -> None:
     manifest = manifest_of(Path("run"))
     assert (manifest["status"], manifest["samples"]) == ("finished", 32)
     assert "transformers" in manifest["versions"]
+    assert manifest["scoring"] == "shared"
     shown = samples_of(Path("run"))
     assert [entry["samples"] for entry in shown] == [n for n in (16, 32, 48) for _ in range(4)]
     for entry in shown:
@@ -186,6 +187,7 @@ def test_a_student_that_equals_its_teacher_stays(job, advantage: str) -> None:
         ["actor.lora.r=2", "reference=adapter_off", "controller=dual", "optim=adamw"],
         ["controller=held", "controller.target=1e-9", "controller.unit=sequence"],
         ["kl=legacy", "kl.apply=step", "reference=ema", "controller=adaptive"],
+        ["collector.staleness=3", "collector.dtype=bfloat16", "loss=dppo", "loss.measure=tv_exact"],
     ],
     ids=lambda words: " ".join(words) or "default",
 )
@@ -199,6 +201,16 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(job, exits, words) -> N
         [{**each, "run": ""} for each in samples_of(Path(p))] for p in ("whole", "run")
     )
     assert resumed == whole
+
+
+def test_a_resume_scores_in_the_rows_of_the_run(exits) -> None:
+    assert exits()[0] == 0
+    files = RunFolder(Path("run"))
+    with files.owned():
+        files._write({**files.manifest, "scoring": "packed"})
+    code, out, _ = exits("resume=run", "frames=64")
+    assert (code, "preflight: scored in one row per response" in out) == (0, True)
+    assert files.manifest["scoring"] == "packed"
 
 
 @pytest.mark.parametrize(

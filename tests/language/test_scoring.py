@@ -311,3 +311,27 @@ def test_a_batch_longer_than_the_context_is_refused(score) -> None:
     model.config.max_position_embeddings = 12
     with pytest.raises(ValueError, match="13 tokens.*max_position_embeddings=12"):
         score(model, batch)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "responses", "longest", "ratio"),
+    [  # CPU seconds, shared / packed, of docs/sampler.md
+        *[(32, 8, 16, 0.48), (32, 8, 64, 0.84), (32, 8, 256, 1.62), (32, 8, 512, 2.45)],
+        *[(256, 8, 16, 0.18), (256, 8, 64, 0.37), (256, 4, 256, 0.85)],
+    ],
+)
+def test_the_cost_of_a_layout_is_within_a_quarter_of_what_was_measured(
+    prompt, responses, longest, ratio
+) -> None:
+    shared, packed = scoring.costs(prompt, responses, longest)
+    assert shared / packed == pytest.approx(ratio, rel=0.25)
+    assert (shared < packed) == (ratio < 1)
+
+
+def test_long_responses_are_packed_and_a_resume_keeps_its_layout() -> None:
+    model, batch = network(), rollout()
+    found = {n: self_check(model, batch, GROUP, n) for n in (16, 2000)}
+    assert [found[16].shared, found[2000].shared] == [True, False]
+    assert found[2000].reason.endswith("ok; one row per prompt would cost 3.0 times as much")
+    for shared in (True, False):
+        assert self_check(model, batch, GROUP, 2000, shared).shared == shared

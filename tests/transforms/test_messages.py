@@ -81,8 +81,6 @@ def control() -> list[Row]:
         ("shift.*requires gradients", KLRewardTransform, buffered),
         ("no 'next'", KLRewardTransform(policy), data.exclude("next")),
         ("score.*in_keys", KLRewardTransform(policy, in_keys="score"), data),
-        ("on_unsampled=x.*nan, raise, skip", KLRewardTransform, policy, {"on_unsampled": "x"}),
-        ("on_unsampled=x.*nan, raise", KLDivergenceTransform, {"on_unsampled": "x"}),
         ("get_dist", ReferenceModelLogProbTransform, nn.Linear(1, 1)),
         ("needs the reference", KLDivergenceTransform, {"estimator": "exact"}),
         ("k5", KLDivergenceTransform, {"estimator": "k5"}),

@@ -1,7 +1,4 @@
-"""log pi as the policy wrote it: under an older key, filled in, behind noise, or not at all."""
-
-import math
-import warnings
+"""log pi as the policy wrote it: under an older key, filled in, or not at all."""
 
 import pytest
 import torch
@@ -9,24 +6,14 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torch.distributions import Categorical, Normal
-from torch.nn.functional import softplus
 from torchrl.collectors import Collector
 from torchrl.envs import TransformedEnv
-from torchrl.modules import (
-    AdditiveGaussianModule,
-    ProbabilisticActor,
-    TanhNormal,
-)
+from torchrl.modules import AdditiveGaussianModule, ProbabilisticActor
 
-from klrl.envs.transforms.sampled import sampled_log_prob
-from klrl.kl import (
-    KLRewardTransform,
-    RetrieveKL,
-)
+from klrl.kl import KLRewardTransform, RetrieveKL
 from tests.agents import apart
 from tests.transforms.heads import TwoHeads, composite, two_headed_actor
 from tests.transforms.test_control_family import case
-from tests.transforms.test_transforms import documented_actor
 from tests.transforms.toys import COEF, charge
 
 WAYS = ("legacy", "constrained", "constrained, exact")
@@ -94,30 +81,18 @@ def random_steps(count: int = 8):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("on_unsampled", ["nan", "skip", "zero", "raise"])
-def test_random_frames_in_a_batch(way: str, on_unsampled: str) -> None:
+def test_random_frames_in_a_batch(way: str) -> None:
     """A collector fills log-probs and parameters in with zeros; log pi = 0 is not what they say."""
     random, sampled, _, reference = random_steps()
     assert not random["action_log_prob"].any()
     batch = torch.cat([random, sampled], -1)
     raw = batch["next", "reward"].clone()
     steps = random.shape[-1]
-    charged = transform(way, reference, on_unsampled=on_unsampled)
-    if on_unsampled == "raise":
-        with pytest.raises(RuntimeError, match=f"{UNSAMPLED}.*on_unsampled=skip or zero"):
-            charged(batch)
-        charged(sampled)
-        return
     with pytest.warns(UserWarning, match=UNSAMPLED):
-        after = charged(batch)["next"]
+        after = transform(way, reference)(batch)["next"]
     kl, reward = after["kl"], after["reward"]
-    first = kl[:, :steps], reward[:, :steps]
-    if on_unsampled == "nan":
-        assert first[0].isnan().all()
-        assert first[1].isnan().all()
-    else:
-        assert first[0].isnan().all() if on_unsampled == "skip" else not first[0].any()
-        torch.testing.assert_close(first[1], raw[:, :steps], atol=0, rtol=0)
+    assert kl[:, :steps].isnan().all()
+    assert reward[:, :steps].isnan().all()
     rest = kl[:, steps:]
     assert rest.abs().min() > 0
     torch.testing.assert_close(reward[:, steps:], raw[:, steps:] - COEF * rest)
@@ -136,7 +111,7 @@ def test_a_log_prob_of_zero_is_one_where_the_policy_says_so() -> None:
         batch["action"][:, 0] = 1
     batch["action_log_prob"] = torch.zeros(2)
     batch["next"] = TensorDict({"reward": torch.zeros(2, 1)}, [2])
-    after = transform("legacy", reference, on_unsampled="raise")(batch.clone())["next"]
+    after = transform("legacy", reference)(batch.clone())["next"]
     expected = -reference.log_prob(batch.copy())
     torch.testing.assert_close(after["kl"].squeeze(-1), expected, atol=1e-5, rtol=1e-5)
 
@@ -169,40 +144,6 @@ def test_one_action_has_a_kl_of_zero(way: str, heads: int) -> None:
     after = charge(way, actor, actor)(batch)["next"]
     assert torch.equal(after["kl"], torch.zeros(5, 1))
     assert torch.equal(after["reward"], torch.ones(5, 1))
-
-
-@pytest.mark.parametrize("way", ["legacy", "constrained"])
-def test_exploration_noise_behind_the_policy_is_rescored_and_said(way: str) -> None:
-    env, actor, reference = gaussian()
-    noise = AdditiveGaussianModule(env.action_spec, sigma_init=0.5, sigma_end=0.5)
-    with torch.no_grad():
-        batch = env.rollout(12, TensorDictSequential(actor, noise), break_when_any_done=False)
-    expected = log_ratio(batch, reference)
-    written = batch["action_log_prob"] - reference.log_prob(batch.copy())
-    assert (written.unsqueeze(-1) - expected).abs().max() > 0.1
-    with pytest.warns(UserWarning, match="not that of the action.*exploration noise"):
-        after = transform(way, reference)(batch)["next"]
-    torch.testing.assert_close(after["kl"].double(), expected, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("loc", [0.0, 2.0, 5.0, 9.0, 15.0])
-def test_a_saturated_action_is_no_noise(loc: float) -> None:
-    """There float32 hides the sample: a log-prob that was written from the sample stays."""
-    _, actor = documented_actor()
-    with torch.no_grad():
-        actor.module[0].module[0].bias[0] = loc
-        batch = actor(TensorDict({"observation": torch.zeros(500, 3)}, [500]))
-    assert actor.module[-1].distribution_class is TanhNormal
-    gaussian = Normal(batch["loc"].double(), batch["scale"].double())
-    before_tanh = gaussian.sample()
-    # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2 u))
-    slope = 2 * (math.log(2) - before_tanh - softplus(-2 * before_tanh))
-    batch["action"] = before_tanh.tanh().float()
-    batch["action_log_prob"] = (gaussian.log_prob(before_tanh) - slope).sum(-1).float()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        log_prob = sampled_log_prob(batch, ["action_log_prob"], torch.zeros(500, 1), actor)
-    torch.testing.assert_close(log_prob, batch["action_log_prob"], atol=0, rtol=0)
 
 
 def test_a_collectors_policy_that_cannot_score_is_named() -> None:

@@ -133,6 +133,10 @@ class SamplerConfig(ChoiceConfig):
     group_size: Count = 8  # responses to each prompt
     max_new_tokens: Count = 16  # a longer response is cut off, and flagged
     temperature: Positive = 1.0  # the policy is softmax(logits / temperature)
+    #: bfloat16: sample in this precision, with a model that learns in float32
+    dtype: Literal["bfloat16"] | None = setting(None, added=True)
+    #: learn from the rollouts that the policy of this many updates ago sampled
+    staleness: Natural = setting(0, added=True)
     samples_every: Natural = 5  # iterations between entries in samples.jsonl; 0 = never
     samples_count: Count = 4  # responses per entry
 

@@ -75,6 +75,17 @@ class LossConfig(ChoiceConfig):
     reduction: Literal["mean", "sum", "token", "response", "sequence"] = "mean"
     #: language, true: truncated responses are left out of the loss (DAPO: overlong filtering)
     mask_truncated: bool = setting(False, added=True)
+    #: language, weight w = pi_old / sampler: truncate (min(w, cap)), mask (w within low .. high),
+    #: mask_response (the response's product, up to cap), mask_geometric (its geometric mean in
+    #: low .. high)
+    sampler_weight: Literal["truncate", "mask", "mask_response", "mask_geometric"] | None = setting(
+        None, added=True
+    )
+    sampler_cap: Positive | None = setting(None, added=True)  # null: truncate 2, mask_response 3
+    #: null: mask .5, mask_geometric .99
+    sampler_low: Positive | None = setting(None, added=True)
+    #: null: mask 5, mask_geometric 1.01
+    sampler_high: Positive | None = setting(None, added=True)
 
 
 @registered(
@@ -129,6 +140,20 @@ class ClipConfig(LossConfig):
     target_kl: Positive | None = None
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Unit | None = setting(None, added=True)
+    #: language, the ratio's denominator: old (the policy before the update) or sampler; null =
+    #: sampler if collector.staleness >= 1 and loss.sampler_weight=null, else old
+    anchor: Literal["old", "sampler"] | None = setting(None, added=True)
+
+
+@registered("loss", "dppo", language="losses.policy:DPPOLoss")
+class DPPOConfig(LossConfig):
+    """DPPO (arXiv:2602.04879): a trust region around the sampler, by a divergence per token."""
+
+    #: the divergence from the sampler: of the sampled token against all others (tv, kl), or over
+    #: the whole vocabulary (tv_exact, kl_exact)
+    measure: Literal["tv", "kl", "tv_exact", "kl_exact"] = "tv"
+    delta: Positive = 0.1  # a token with a larger divergence is not pushed further
+    log2_coef: NonNegative = 0.0  # coefficient of (log pi - log sampler)^2 (prime-rl: .001)
 
 
 @registered("loss", "trpo", control="losses.policy:TRPOLoss")
@@ -162,7 +187,7 @@ class LearnerConfig(ChoiceConfig):
 
     epochs: Count = 10  # passes over the rollout
     minibatches: Count = 16  # per pass; divides a rollout's frames (language: prompts)
-    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
+    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot, kernel
     compile: Compile = "auto"
     #: float32 or mixed (arithmetic in bfloat16), for language and actor=cnn; null: mixed for
     #: actor.dtype=bfloat16 without LoRA, else float32

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
 from klrl.base.errors import first_line
-from klrl.control.env.gym_make import wrappers_of
+from klrl.control.env.contract import wrappers_of
 
 Array = np.ndarray
 #: Package of an entry point -> the module with its batches, and their part of the time, in words.

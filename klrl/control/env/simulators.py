@@ -2,8 +2,7 @@
 
 :func:`simulators_of` chooses how klrl steps its copies: as a batch, if
 :func:`klrl.control.env.batch.batch_of` has one, else one by one. Simulators of other libraries
-implement the same contract (:mod:`klrl.control.env.gym_vector`,
-:mod:`klrl.control.env.torchrl_batch`).
+implement the same contract (:mod:`klrl.control.env.library`).
 
 Imports no torch.
 """
@@ -17,7 +16,7 @@ from zlib import crc32
 
 import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 from gymnasium.wrappers import TimeLimit
 
 from klrl.base.errors import ConfigError
@@ -31,8 +30,8 @@ from klrl.control.env.contract import (
     require_flag,
     require_number,
     require_observation,
+    wrappers_of,
 )
-from klrl.control.env.gym_make import wrappers_of
 
 if TYPE_CHECKING:
     from klrl.control.env.episodes import Episodes
@@ -54,6 +53,7 @@ class Simulators(ABC):
         final: whether the observation of a step that ends an episode is the result of that step.
             Otherwise it is unknown, and a truncation bootstraps from V of the observation before.
         masks: whether ``step`` can step some of the simulators only.
+        intact: whether the running episodes are those that this object began.
         stepped: how the simulators are stepped, in words.
         observation_space, action_space: the spaces of one simulator; observations are flat.
         longest_episode: steps after which a time limit ends an episode; None if none is declared.
@@ -61,13 +61,14 @@ class Simulators(ABC):
     """
 
     count: int
-    observation_space: spaces.Box
+    observation_space: Space
     action_space: Space
     longest_episode: int | None = None
     pictures_per_second = 30.0
     device = "cpu"
     final = True
     masks = False
+    intact = True
     stepped: str
 
     @abstractmethod
@@ -85,6 +86,10 @@ class Simulators(ABC):
     @abstractmethod
     def step(self, action: Array, mask: Array | None = None) -> Results:
         """Step all simulators with actions [N, A] or [N]; those in ``mask`` if ``masks``."""
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the running episodes, to continue them; None if it is not saved."""
+        return None
 
     def render(self) -> object:
         """Render the first simulator; None if it has no pictures."""
@@ -210,6 +215,14 @@ class Copies(Simulators):
                 timeout = require_flag("truncated", timeout)
             observations[i], rewards[i] = observation, reward
             terminated[i], truncated[i] = terminal, timeout
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the running episodes; None if not recorded, or if one is too long to save."""
+        state = None if self.episodes is None else self.episodes.state()
+        if state is None:
+            return None
+        seed, numbers = self.begun
+        return {**state, "seed": seed, "numbers": [number - 1 for number in numbers]}
 
     def render(self) -> object:
         """Render the first copy; requires render_mode=rgb_array."""

@@ -1,4 +1,4 @@
-"""KL transforms for control, and :class:`SendToWorkers`; imported on first use."""
+"""KL transforms for control, imported on first use."""
 
 from klrl.base.imports import lazy_attribute
 from klrl.kl import WHERE

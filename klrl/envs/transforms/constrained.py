@@ -29,9 +29,7 @@ from klrl.envs.transforms.base import (
     reward_of,
 )
 from klrl.envs.transforms.sampled import (
-    ON_UNSAMPLED,
     ChargedReward,
-    kl_of_sampled,
     not_sampled,
     parameters_or_one,
     sampled_log_prob,
@@ -100,11 +98,9 @@ class KLDivergenceTransform(NextTransform):
         kl_key: where to write the KL.
         reward_key: key of the reward whose shape the KL gets; None: the environment's, or
             ``reward`` without an environment.
-        on_unsampled: for a step whose action the policy did not sample: ``nan`` or ``skip``: the KL
-            is NaN; ``zero``: the KL is 0; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
-        ValueError: an unknown estimator or ``on_unsampled``; ``exact`` without a reference; a
+        ValueError: an unknown estimator; ``exact`` without a reference; a
             recurrent reference; a KL that does not fit the reward.
         KeyError: the data lack ``ref_log_prob_key``, the reward, or for ``exact`` the parameters.
         RuntimeError: the policy's outputs did not reach a worker of a ParallelEnv.
@@ -119,10 +115,8 @@ class KLDivergenceTransform(NextTransform):
         ref_log_prob_key: Key = "ref_log_prob",
         kl_key: Key = "kl_penalty",
         reward_key: Key | None = None,
-        on_unsampled: str = "nan",
     ) -> None:
         self._reward_key = reward_key
-        self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
         one_choice("estimator", estimator, (*ESTIMATORS, "exact"))
         if estimator == "exact" and reference is None:
             raise ValueError("estimator=exact: needs the reference's distribution; give reference")
@@ -148,11 +142,8 @@ class KLDivergenceTransform(NextTransform):
                 )
             name = f"the log-prob at {self.ref_key}"
             ref_log_prob = like_reward(name, ref_log_prob, reward, tensordict.ndim)
-            log_prob = sampled_log_prob(
-                tensordict, self.log_prob_keys, reward, self.reference, self.on_unsampled
-            )
+            log_prob = sampled_log_prob(tensordict, self.log_prob_keys, reward, self.reference)
             kl = estimate_kl(log_prob, ref_log_prob, self.estimator)
-            kl = kl_of_sampled(kl, log_prob, self.on_unsampled)
         return next_tensordict.set(self.kl_key, kl.view_as(reward))
 
     def _exact(
@@ -161,7 +152,7 @@ class KLDivergenceTransform(NextTransform):
         tensordict: TensorDictBase,
         reward: Tensor,
     ) -> Tensor:
-        """Compute the exact KL in the reward's batch shape; apply ``on_unsampled``."""
+        """Compute the exact KL in the reward's batch shape; NaN at unsampled actions."""
         keys = [as_key(key) for key in reference.dist_params_keys]
         if any(tensordict.get(key, None) is None for key in keys):
             if written_keys(tensordict, self.log_prob_keys):
@@ -170,7 +161,7 @@ class KLDivergenceTransform(NextTransform):
                     "parameters that the policy writes"
                 )
             nothing = torch.ones_like(reward, dtype=torch.bool)
-            return self._unsampled(tensordict, nothing, reward)
+            return unsampled(tensordict, self.log_prob_keys[0], nothing, reward)
         where = not_sampled(tensordict, self.log_prob_keys, reward, reference)
         device = next(reference.parameters()).device
         ref_dist = reference.get_dist(tensordict.copy().to(device))
@@ -182,11 +173,7 @@ class KLDivergenceTransform(NextTransform):
             name += " of a composite (summed over agents, unlike k1)"
         kl = like_reward(name, exact_kl(dist, ref_dist), reward, tensordict.ndim)
         kl = kl.to(reward.device)
-        return self._unsampled(tensordict, where, kl) if where.any() else kl
-
-    def _unsampled(self, tensordict: TensorDictBase, where: Tensor, kl: Tensor) -> Tensor:
-        kl = unsampled(tensordict, self.log_prob_keys[0], where, kl, self.on_unsampled)
-        return kl_of_sampled(kl, kl, self.on_unsampled)
+        return unsampled(tensordict, self.log_prob_keys[0], where, kl) if where.any() else kl
 
     def transform_observation_spec(self, observation_spec: Composite) -> Composite:
         """Add the KL, with the reward's shape."""
@@ -204,7 +191,6 @@ class RewardAdjustmentTransform(ChargedReward):
         kl_key: key of the KL: in the reward's shape; or per agent, if a team shares the reward.
         raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
-        on_unsampled: ``skip`` leaves the reward unchanged where the KL is NaN.
 
     Raises:
         ValueError: several in- or out-keys; a coefficient that is no number >= 0; a KL that
@@ -222,18 +208,9 @@ class RewardAdjustmentTransform(ChargedReward):
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
         coeff: float | Tensor | None = None,
-        on_unsampled: str = "nan",
     ) -> None:
         self.kl_key = as_key(kl_key)
-        super().__init__(
-            coef,
-            in_keys,
-            out_keys,
-            raw_reward_key,
-            [self.kl_key],
-            coeff,
-            on_unsampled=on_unsampled,
-        )
+        super().__init__(coef, in_keys, out_keys, raw_reward_key, [self.kl_key], coeff)
 
     def _step(self, tensordict: TensorDictBase, next_tensordict: TensorDictBase) -> TensorDictBase:
         reward = reward_of(next_tensordict, self.reward_key)
@@ -257,9 +234,6 @@ class KLConstrainedTransform(OneTransform):
         ref_log_prob_key: where to write log pi_ref(a|s).
         kl_key: where to write the KL, without coef.
         raw_reward_key: where to keep the uncharged reward; None: nowhere.
-        on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
-            ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
-            the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
         coeff: alias of ``coef``.
 
     Raises:
@@ -279,7 +253,6 @@ class KLConstrainedTransform(OneTransform):
         kl_key: Key = "kl_penalty",
         raw_reward_key: Key | None = None,
         coeff: float | Tensor | None = None,
-        on_unsampled: str = "nan",
     ) -> None:
         reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         reference = ReferenceModelLogProbTransform(
@@ -292,7 +265,6 @@ class KLConstrainedTransform(OneTransform):
             ref_log_prob_key=ref_log_prob_key,
             kl_key=kl_key,
             reward_key=reward_key,
-            on_unsampled=on_unsampled,
         )
         reference.log_prob_keys = divergence.log_prob_keys
         adjustment = RewardAdjustmentTransform(
@@ -302,6 +274,5 @@ class KLConstrainedTransform(OneTransform):
             kl_key=kl_key,
             raw_reward_key=raw_reward_key,
             coeff=coeff,
-            on_unsampled=on_unsampled,
         )
         super().__init__(reference, divergence, adjustment)

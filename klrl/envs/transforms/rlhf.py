@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchrl.data import Composite
 
 from klrl.envs.transforms.base import log_prob_like, reward_like, reward_of
-from klrl.envs.transforms.sampled import ChargedReward, kl_of_sampled, sampled_log_prob
+from klrl.envs.transforms.sampled import ChargedReward, sampled_log_prob
 from klrl.kl.estimators import k1
 from klrl.kl.policies import Key, as_key, log_prob_keys, require_reference, score, under_keys_of
 from klrl.kl.reference import FrozenPolicy, flat_policy
@@ -43,9 +43,6 @@ class KLRewardTransform(ChargedReward):
         ref_log_prob_key: where to write log pi_0; None: nowhere.
         raw_reward_key: where to keep the uncharged reward; None: nowhere.
         coeff: alias of ``coef``.
-        on_unsampled: for a step whose action the policy did not sample (``init_random_frames``):
-            ``nan``: KL and reward are NaN; ``skip``: the KL is NaN, the reward uncharged; ``zero``:
-            the KL is 0, the reward uncharged; ``raise``: an error. All but ``raise`` warn.
 
     Raises:
         ValueError: several in- or out-keys; a coefficient that is no number >= 0; an actor that is
@@ -71,7 +68,6 @@ class KLRewardTransform(ChargedReward):
         ref_log_prob_key: Key | None = None,
         raw_reward_key: Key | None = None,
         coeff: float | Tensor | None = None,
-        on_unsampled: str = "nan",
     ) -> None:
         if not hasattr(actor, "get_dist"):
             raise TypeError(f"actor={type(actor).__name__}: needs get_dist, to score an action")
@@ -82,15 +78,7 @@ class KLRewardTransform(ChargedReward):
         trained = [name for name, buffer in actor.named_buffers() if buffer.requires_grad]
         if trained:
             raise ValueError(f"actor's buffer {trained[0]} requires gradients: make it a parameter")
-        super().__init__(
-            coef,
-            in_keys,
-            out_keys,
-            raw_reward_key,
-            actor.in_keys,
-            coeff,
-            on_unsampled=on_unsampled,
-        )
+        super().__init__(coef, in_keys, out_keys, raw_reward_key, actor.in_keys, coeff)
         self.reference = FrozenPolicy.copy_of(actor, requires_grad=requires_grad)
         self.requires_grad = requires_grad
         self.action_key = as_key(action_key or actor.dist_sample_keys[0])
@@ -130,11 +118,8 @@ class KLRewardTransform(ChargedReward):
         # Use distribution parameters in the data only if the reference has the same action key.
         same = self.action_key == self.reference.dist_sample_keys[0]
         scorer = self.reference if same else None
-        log_prob = sampled_log_prob(
-            tensordict, self.log_prob_keys, reward, scorer, self.on_unsampled
-        )
-        kl = kl_of_sampled(k1(log_prob - ref_log_prob), log_prob, self.on_unsampled)
-        kl = kl.view_as(reward)
+        log_prob = sampled_log_prob(tensordict, self.log_prob_keys, reward, scorer)
+        kl = k1(log_prob - ref_log_prob).view_as(reward)
         next_tensordict = self.charge(next_tensordict, reward, kl)
         for key, value in ((self.kl_key, kl), (self.ref_log_prob_key, ref_log_prob)):
             if key is not None:

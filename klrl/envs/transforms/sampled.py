@@ -1,4 +1,4 @@
-"""Reads the policy's log pi(a|s) from the data; handles actions that the policy did not sample."""
+"""Reads the policy's log pi(a|s) from the data; NaN for actions that the policy did not sample."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModuleBase
 from torch import Tensor
-from torch.distributions import Distribution, TransformedDistribution
 from torchrl.data import Composite
-from torchrl.modules import TanhNormal
 
 from klrl.envs.transforms.base import (
     NextTransform,
-    one_choice,
     one_key,
     refuse_repeated_charge,
     refuse_second_charge,
@@ -29,43 +26,30 @@ from klrl.kl.policies import Key, as_key, has_all, written_keys
 from klrl.kl.saturated import expanded, log_probs
 from klrl.kl.shapes import add_heads, like_reward, reward_shape
 
-#: Ways to treat a step whose action the policy did not sample; the default is ``nan``.
-ON_UNSAMPLED = ("nan", "raise", "skip", "zero")
-#: A log-prob in the data belongs to a different action if it differs from the recomputed log-prob
-#: by more than TOLERANCE * (1 + |log-prob|).
-TOLERANCE = 1e-2
-#: In this share of the action's range at each bound, the inverse of tanh is inaccurate.
-EDGE = 1e-4
-
 
 def sampled_log_prob(
     tensordict: TensorDictBase,
     keys: Sequence[Key],
     reward: Tensor,
     model: TensorDictModuleBase | None = None,
-    on_unsampled: str = "nan",
 ) -> Tensor:
     """Return the policy's log pi(a|s), in the reward's batch shape; NaN at unsampled actions.
 
     An action counts as unsampled if its log-prob is missing or NaN, or if log-prob and distribution
-    parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``. If
-    exploration noise changed the action after the policy sampled it, the log-prob is recomputed
-    from the parameters in the data, with a warning. ``model``, a policy with the same kind of
-    distribution, interprets these parameters; without a model, they are not read.
+    parameters are all zero: a TorchRL collector writes such zeros during ``init_random_frames``.
+    ``model``, a policy with the same kind of distribution, interprets these parameters; without a
+    model, they are not read.
     """
     log_prob = _written(tensordict, keys, reward)
     if log_prob is None:
         empty = like_reward("reward", reward, reward, tensordict.ndim)
         everywhere = torch.ones_like(empty, dtype=torch.bool)
-        return unsampled(tensordict, keys[0], everywhere, empty, on_unsampled)
-    missing = log_prob.isnan()
+        return unsampled(tensordict, keys[0], everywhere, empty)
     sampler = None if model is None else _sampler(model)
     if sampler is not None and has_all(tensordict, _parameter_keys(sampler)):
         filled_in = _filled_in(tensordict, sampler, log_prob)
-        log_prob = _of_the_action(tensordict, sampler, keys[0], log_prob, filled_in)
-        missing = missing | filled_in
-    if missing.any() and (on_unsampled == "raise" or not log_prob[missing].isnan().all()):
-        return unsampled(tensordict, keys[0], missing, log_prob, on_unsampled)
+        if filled_in.any():
+            return unsampled(tensordict, keys[0], filled_in, log_prob)
     return log_prob
 
 
@@ -80,32 +64,22 @@ def not_sampled(
     return log_prob.isnan() | _filled_in(tensordict, sampler, log_prob)
 
 
-def kl_of_sampled(kl: Tensor, log_prob: Tensor, on_unsampled: str) -> Tensor:
-    """With ``on_unsampled=zero``, set the KL to 0 where the log-prob is NaN; else return it."""
-    return kl.masked_fill(log_prob.isnan(), 0.0) if on_unsampled == "zero" else kl
+def unsampled(tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor) -> Tensor:
+    """Set ``values`` to NaN at the unsampled actions ``where``, with a warning.
 
-
-def unsampled(
-    tensordict: TensorDictBase, key: Key, where: Tensor, values: Tensor, on_unsampled: str
-) -> Tensor:
-    """Set ``values`` to NaN at the unsampled actions ``where``, with a warning; or raise an error.
-
-    NaN is the default because TorchRL checks specs with rollouts of random actions: an error would
-    break the check, and a KL of zero would be false.
+    TorchRL checks specs with rollouts of random actions: an error would break the check, and a KL
+    of zero would be false.
     """
     if not written_keys(tensordict, [key]) and _in_parallel_env(tensordict):
         raise RuntimeError(
             f"no {key} in a worker of ParallelEnv, which sends its workers only the action: put "
-            "klrl.kl.SendToWorkers(actor) before this transform, or this one around the ParallelEnv"
+            "this transform around the ParallelEnv, or use RetrieveKL"
         )
-    reason = f"no {key} for some actions: a random action has no KL to the reference"
-    if on_unsampled == "raise":
-        raise RuntimeError(f"{reason}; collect with the policy, or set on_unsampled=skip or zero")
-    if on_unsampled == "nan":
-        remedy = "its charged reward is NaN; collect with the policy, or set on_unsampled"
-    else:
-        remedy = f"its reward is not charged (on_unsampled={on_unsampled})"
-    warnings.warn(f"{reason}, and {remedy}", stacklevel=4)
+    warnings.warn(
+        f"no {key} for some actions: a random action has no KL to the reference, and its charged "
+        "reward is NaN; collect with the policy",
+        stacklevel=4,
+    )
     return values.masked_fill(where, torch.nan)
 
 
@@ -166,52 +140,8 @@ def _filled_in(
     # A policy with a single action has log-prob 0 for all parameters: do not mark its steps.
     data = parameters_or_one(tensordict, _parameter_keys(sampler), zero)
     with torch.no_grad():
-        return zero & (_log_prob(data, sampler, sampler.get_dist(data), log_prob.ndim) != 0)
-
-
-def _log_prob(
-    data: TensorDictBase, sampler: ProbabilisticTensorDictModule, dist: Distribution, dims: int
-) -> Tensor:
-    """Compute the action's log-prob from the parameters in the data, [*B] or [*B, N]."""
-    heads = log_probs(dist, data, sampler.dist_sample_keys[0])
-    return sum_beyond(add_heads(list(heads.values())), dims)
-
-
-def _of_the_action(
-    tensordict: TensorDictBase,
-    sampler: ProbabilisticTensorDictModule,
-    key: Key,
-    log_prob: Tensor,
-    filled_in: Tensor,
-) -> Tensor:
-    """Recompute the log-prob from the parameters where it is not that of the action."""
-    data = parameters_or_one(tensordict, _parameter_keys(sampler), filled_in)
-    with torch.no_grad():
-        dist = sampler.get_dist(data)
-        edge = _at_the_edge(dist, data.get(sampler.dist_sample_keys[0]), log_prob)
-        if edge is None:
-            return log_prob
-        again = _log_prob(data, sampler, dist, log_prob.ndim)
-    readable = ~edge & ~filled_in
-    other = (again - log_prob).abs() > TOLERANCE * (1 + log_prob.abs())
-    if not (other & readable).any():
-        return log_prob
-    warnings.warn(
-        f"the log-prob at {key} is not that of the action, which exploration noise or a transform "
-        "of the environment changed: log pi of the action is recomputed from the policy's "
-        "parameters in the data",
-        stacklevel=4,
-    )
-    return torch.where(readable, again.to(log_prob), log_prob)
-
-
-def _at_the_edge(dist: Distribution, action: Tensor, log_prob: Tensor) -> Tensor | None:
-    """Mark the actions whose log-prob cannot be recomputed; None if this holds for all actions."""
-    if isinstance(dist, TanhNormal):
-        share = (action - dist.low) / (dist.high - dist.low)
-        edge = (share < EDGE) | (share > 1 - EDGE)
-        return sum_beyond(edge, log_prob.ndim) > 0
-    return None if isinstance(dist, TransformedDistribution) else log_prob.isnan()
+        heads = log_probs(sampler.get_dist(data), data, sampler.dist_sample_keys[0])
+        return zero & (sum_beyond(add_heads(list(heads.values())), log_prob.ndim) != 0)
 
 
 def _in_parallel_env(tensordict: TensorDictBase) -> bool:
@@ -243,10 +173,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         raw_reward_key: Key | None,
         reads: Sequence[Key],
         coeff: float | Tensor | None = None,
-        *,
-        on_unsampled: str = "nan",
     ) -> None:
-        self.on_unsampled = one_choice("on_unsampled", on_unsampled, ON_UNSAMPLED)
         self._reward_key = one_key("in_keys", "reward" if in_keys is None else in_keys)
         self.out_key = one_key("out_keys", self._reward_key if out_keys is None else out_keys)
         self.raw_key = raw_reward_key and as_key(raw_reward_key)
@@ -261,10 +188,7 @@ class ChargedReward(KeepsCoefficient, NextTransform):
         refuse_second_charge(next_tensordict, self.raw_key)
         if self.raw_key is not None:
             next_tensordict.set(self.raw_key, reward)
-        charged = shaped(reward, kl, self.coef)
-        if self.on_unsampled == "skip":
-            charged = torch.where(kl.isnan(), reward, charged)
-        return next_tensordict.set(self.out_key, charged)
+        return next_tensordict.set(self.out_key, shaped(reward, kl, self.coef))
 
     def transform_output_spec(self, output_spec: Composite) -> Composite:
         """Add the charged reward: it replaces the reward, or becomes an observation."""

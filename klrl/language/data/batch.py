@@ -12,6 +12,7 @@ in nats, at the sampling temperature; they are 0 outside the response.
 | ("masks", "all_attention_mask") | [B, P+R] | bool: real tokens |
 | ("masks", "all_assistant_mask") | [B, P+R] | bool: tokens of the response, EOS included |
 | ("log_probs", "full") | [B, P+R] | log pi_old |
+| ("sampler", "log_probs") | [B, P+R] | log mu, if mu, the sampling policy, is not pi_old |
 | ("next", "ref_log_probs", "full") | [B, P+R] | log pi_ref |
 | ("next", "reward_raw") | [B, 1, 1] | the score of the whole response |
 | ("next", "reward") | [B, R, 1] | score at the last token, else 0; minus any charged coef * KL |
@@ -30,6 +31,7 @@ from torch import Tensor
 ATTENTION = ("masks", "all_attention_mask")
 ASSISTANT = ("masks", "all_assistant_mask")
 LOG_PROBS = ("log_probs", "full")
+SAMPLER_LOG_PROBS = ("sampler", "log_probs")
 REF_LOG_PROBS = ("next", "ref_log_probs", "full")
 SCORE = ("next", "reward_raw")
 REWARD = ("next", "reward")

@@ -241,6 +241,19 @@ def in_full_precision(model: nn.Module) -> Iterator[None]:
         setattr(network, COMPUTES_IN, mixed)
 
 
+@contextmanager
+def computing_in_bfloat16(model: nn.Module) -> Iterator[None]:
+    """Inside this context, a model with float32 weights computes in bfloat16."""
+    network, parts = unwrapped(model), [backbone(model), unwrapped(model).get_output_embeddings()]
+    compute_in_bfloat16(model)
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.forward
+        delattr(network, COMPUTES_IN)
+
+
 def weights_cast_once(device: torch.device) -> AbstractContextManager[Any]:
     """Inside this context, a mixed model casts each trained weight to bfloat16 only once.
 

@@ -113,15 +113,20 @@ def preflight(
     sampler: CacheSampler,
     say: Say,
     *,
-    fresh: bool,
+    before: Mapping[str, Any] | None,
 ) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
-    """Run the preflight on a few prompts; see :func:`preflight_checks` for what it returns."""
+    """Run the preflight on a few prompts; see :func:`preflight_checks` for what it returns.
+
+    On resume, ``before`` is the run's manifest; its entry ``scoring`` is the layout of the run.
+    """
     if sum(p.nbytes for p in policy.model.parameters()) > pretrained.LARGE:
         say("preflight: testing the run's ways to sample and score on a few responses")
     limit = policy.causal.prompt_limit(config.collector.max_new_tokens)
     few = task.trial_batch(policy.causal.tokenizer, limit, PROMPTS)
     score = partial(_try_rewards, config, task, policy, few)
-    return preflight_checks(config, policy, reference, sampler, few, score, fresh=fresh)
+    shared = {"shared": True, "packed": False}.get((before or {}).get("scoring", ""))
+    parts = (config, policy, reference, sampler, few, score)
+    return preflight_checks(*parts, fresh=before is None, shared_before=shared)
 
 
 def _try_rewards(
@@ -154,13 +159,7 @@ def make_advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
-def make_learner(
-    config: LanguageConfig,
-    policy: Policy,
-    layout: ScoringLayout,
-    reference: Reference | None,
-    kl: ReferenceKL | None,
-) -> Learner:
-    """Make the learner, with its loss and its optimiser."""
-    steps = LanguageSteps(config, policy, layout, reference, kl)
-    return factory("learner", config.learner, config.domain)(config, steps)
+def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:
+    """Make the learner of these gradient steps."""
+    learner: Learner = factory("learner", config.learner, config.domain)(config, steps)
+    return learner

@@ -140,11 +140,10 @@ class Player:
         prompts = self.task.stream(causal.tokenizer, limit, "eval")
         prompts.served = place.start
         decoding, sampler = decoding_of(config, greedy=not sampled), self.sampler.without_states()
-        generator = torch.Generator(model_device(self.policy.model))
-        generator.manual_seed(derived_seed(starts.seed, starts.use))
+        seed = derived_seed(starts.seed, starts.use)
         for begin in range(0, len(place), CHUNK):
             asked = prompts.take(min(CHUNK, len(place) - begin))
-            yield asked, respond(sampler, asked, 1, decoding, generator)
+            yield asked, respond(sampler, asked, 1, decoding, seed, begin)
 
 
 def places(starts: Starts, count: int, among: int | None, chosen: bool = False) -> range:

@@ -12,6 +12,7 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.config import LanguageConfig, factory
+from klrl.language.data.batch import LOG_PROBS, SAMPLER_LOG_PROBS
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import build
@@ -20,8 +21,16 @@ from klrl.language.run.evaluate import Player, places
 from klrl.language.run.kl import Reference, annotate, charge, measure
 from klrl.language.run.load import Weights, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
-from klrl.language.run.rollout import REF_STATES, STATES, PromptRollout, make_sampler, rescore
-from klrl.language.run.update import prompts_at_a_time
+from klrl.language.run.rollout import (
+    REF_STATES,
+    SAMPLER_STATES,
+    STATES,
+    PromptRollout,
+    make_sampler,
+    rescore,
+)
+from klrl.language.run.stale import RolloutQueue, StaleRollout, room, sampler_row
+from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
 from klrl.train.callbacks import Callback
@@ -40,7 +49,7 @@ class LanguageParts(Parts):
     """
 
     reference: Reference | None
-    #: Metrics that :func:`rescore` returned for the last rollout; empty if it was not called.
+    #: Metrics of the last rollout's sampler, if any: :func:`sampler_row` or :func:`rescore`.
     _rounding: Mapping[str, float] = {}
     longest_episode = 1  # a response is one sample
 
@@ -60,21 +69,33 @@ class LanguageParts(Parts):
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
+        self.queue = RolloutQueue(self.policy.model, config.collector.dtype)
         self.layout, self.reference_layout, lines = build.preflight(
-            *(config, self.task, self.policy, self.reference, self.sampler, _say), fresh=fresh
+            *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
-        self.preflight = [*self.task.notes, *lines, *zero]
-        self.learner = build.make_learner(config, self.policy, self.layout, self.reference, self.kl)
+        self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
+        self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
+        self.learner = build.make_learner(config, self.steps)
 
     # ------------------------------------------------------------------------------ the steps
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
-        measured, model = {}, self.policy.model
-        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
-        if in_low_precision(model):
+        measured, model, config = {}, self.policy.model, self.config
+        temperature, at_a_time = config.collector.temperature, prompts_at_a_time(config)
+        if config.reads_sampler:
+            batch[SAMPLER_LOG_PROBS], batch[SAMPLER_STATES] = batch[LOG_PROBS], batch[STATES]
+        if in_low_precision(model) or config.sampled_elsewhere:
             self._rounding = rescore(batch, model, self.layout, at_a_time, temperature)
+        if config.reads_sampler:
+            own = None if self.stale.current is None else self.stale.current.head
+            mu = NextTokens(batch[SAMPLER_STATES], own or head(model), temperature)
+            policy = NextTokens(batch[STATES], head(model), temperature)
+            self._rounding = sampler_row(batch, mu, policy, self.stale.lag)
+            self.steps.sampler_head = own
+            if not self.steps.exact_measure:
+                del batch[SAMPLER_STATES]
         if self.reference is not None:
             states = self.reference.states(batch, self.reference_layout, at_a_time)
             batch[REF_STATES] = states
@@ -115,7 +136,9 @@ class LanguageParts(Parts):
 
     # --------------------------------------------------------------------------------- parts
 
-    def rollout(self, iteration: int, say: Callable[[str], None] = print) -> PromptRollout:
+    def rollout(
+        self, iteration: int, say: Callable[[str], None] = print
+    ) -> PromptRollout | StaleRollout:
         """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
@@ -126,13 +149,19 @@ class LanguageParts(Parts):
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         self.collector.phase = self.phase
-        return self.collector
+        self.stale = StaleRollout(self.collector, self.queue, self.config.collector.staleness)
+        return self.stale if self.config.sampled_elsewhere else self.collector
 
     @property
     def collecting(self) -> str:
         """The collector's name, and TorchRL's ChatEnv if it charges the KL."""
         online = self.kl is not None and self.kl.online
         return f"collector={self.config.collector.name}" + ", TorchRL's ChatEnv" * online
+
+    @property
+    def resume(self) -> dict[str, str]:
+        """The manifest's entries for a resume, with the layout in which the policy scores."""
+        return super().resume | {"scoring": "shared" if self.layout.shared else "packed"}
 
     @property
     def built(self) -> Sequence[object]:
@@ -146,6 +175,8 @@ class LanguageParts(Parts):
             "optimizer": self.learner.steps.optimizer,
             "prompts": self.prompts,
         }
+        if self.config.collector.staleness:
+            components["rollouts"] = self.queue
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components

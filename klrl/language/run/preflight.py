@@ -46,6 +46,7 @@ def preflight_checks(
     score: Callable[[TensorDictBase], object],
     *,
     fresh: bool,
+    shared_before: bool | None = None,
 ) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
     """Sample a few responses, and compare their log-probs in all ways that the run will use.
 
@@ -57,6 +58,7 @@ def preflight_checks(
         prompts: a few prompts.
         score: calls the reward functions on a batch of responses to these prompts.
         fresh: whether the run is new; the policy of a resumed run may differ from its reference.
+        shared_before: on resume, whether the run has scored in one row per prompt.
 
     Returns:
         The layouts that policy and reference must use, and the lines to print when the run begins.
@@ -68,9 +70,10 @@ def preflight_checks(
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         notes.append(sampler.self_check(ids, mask, group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
-        layout = of_reference = self_check(policy.model, batch, group_size)
+        rows = (group_size, config.collector.max_new_tokens, shared_before)
+        layout = of_reference = self_check(policy.model, batch, *rows)
         if reference is not None and reference.own:
-            of_reference = self_check(reference.module, batch, group_size)
+            of_reference = self_check(reference.module, batch, *rows)
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise

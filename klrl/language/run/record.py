@@ -95,7 +95,7 @@ class ShownSamples(Callback):
         shown = [
             (i, rollout.scored_prompts[i], rollout.responses[i]) for i in shown_rows(self._config)
         ]
-        self._record(training, iteration, batch, shown)
+        self._record(training, iteration, batch, shown, training.parts.stale.lag)
 
     def finished(self, training: Loop) -> None:
         """Draw and record responses of the final policy to the next prompts."""
@@ -121,6 +121,7 @@ class ShownSamples(Callback):
         iteration: int,
         batch: TensorDictBase,
         shown: Sequence[tuple[int, Prompt, str]],
+        lag: int = 0,
     ) -> None:
         tokenizer, size = training.parts.policy.causal.tokenizer, self._config.frames_per_iteration
         place = {"iteration": iteration, "samples": iteration * size}
@@ -128,7 +129,7 @@ class ShownSamples(Callback):
             {**place, "prompt": prompt.recorded, "response": text, **_line(batch[[i]], tokenizer)}
             for i, prompt, text in shown
         ]
-        drawn_by = {"weights": (iteration - 1) * size}
+        drawn_by = {"weights": (iteration - 1 - lag) * size}
         training.recorder.samples([{**line, **drawn_by} for line in lines])
 
 

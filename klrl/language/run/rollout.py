@@ -32,8 +32,10 @@ from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.metrics import Row
 
-#: Hidden states [B, R, D] that predict the responses: the sampling policy's, and pi_ref's.
+#: Hidden states [B, R, D] that predict the responses: pi_old's, those of the sampling policy mu, if
+#: it is not pi_old, and pi_ref's.
 STATES = ("old", "states")
+SAMPLER_STATES = ("sampler", "states")
 REF_STATES = ("ref", "states")
 #: The gold score [B, 1, 1], if the reward is a different function.
 GOLD = ("next", "gold")
@@ -94,6 +96,15 @@ class PromptRollout:
         self.responses = texts_of(self.policy, batch)
         return batch
 
+    def recall(self, batch: TensorDictBase, served: int) -> None:
+        """Set prompts and texts to those of a rollout before which ``served`` were served."""
+        now, collector = self.prompts.served, self.config.collector
+        self.prompts.served = served
+        asked = self.prompts.take(collector.prompts).prompts
+        self.prompts.served = now
+        self.scored_prompts = [prompt for prompt in asked for _ in range(collector.group_size)]
+        self.responses = texts_of(self.policy, batch)
+
     def score(self, batch: TensorDictBase) -> None:
         """Write scores and any gold scores; for several reward functions, also their own scores."""
         self.phase("reward")
@@ -116,8 +127,7 @@ def sample(
     policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
 ) -> TensorDict:
     """Sample responses with the settings of training; return a batch [B] without scores."""
-    generator = torch.Generator(model_device(policy.model)).manual_seed(seed)
-    return respond(sampler, prompts, config.collector.group_size, decoding_of(config), generator)
+    return respond(sampler, prompts, config.collector.group_size, decoding_of(config), seed)
 
 
 def respond(
@@ -125,12 +135,14 @@ def respond(
     prompts: PromptBatch,
     group_size: int,
     decoding: Decoding,
-    generator: torch.Generator,
+    seed: int,
+    first: int = 0,
 ) -> TensorDict:
     """Sample responses, as a batch [B]; with ("old", "states") if the sampler keeps states."""
-    ids, mask = prompts.ids.to(generator.device), prompts.mask.to(generator.device)
-    with weights_cast_once(generator.device):
-        responses = sampler(ids, mask, group_size, decoding, generator)
+    device = model_device(sampler.model)
+    ids, mask = prompts.ids.to(device), prompts.mask.to(device)
+    with weights_cast_once(device):
+        responses = sampler(ids, mask, group_size, decoding, seed, first)
     batch = make_batch(ids, mask, responses, group_size)
     if responses.states is not None:
         batch[STATES] = responses.states

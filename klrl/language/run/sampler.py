@@ -35,6 +35,7 @@ from klrl.language.model.causal_lm import (
     unwrapped,
 )
 from klrl.language.model.plain import choose_way, largest_error, packed, plain_states
+from klrl.language.run.draws import choose, uniforms
 from klrl.train.preflight import Check
 
 
@@ -99,9 +100,36 @@ class Decoder(ABC):
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token to each of n responses; return the states [n, D] at these tokens."""
 
+    def leave(self, alive: Tensor) -> Tensor | None:
+        """Drop finished responses, if that drops :data:`_SPARE` of those that are decoded.
+
+        ``alive`` [n], on the CPU, is False at finished responses. Return the indices of the
+        responses that are still decoded, among which may be finished ones; None: all are.
+        """
+        groups = alive.unflatten(0, (-1, self.width))
+        rows = groups.any(1).nonzero().squeeze(1)
+        width = self._width_for(int(groups.sum(1).max()))
+        if len(rows) * width > (1 - _SPARE) * len(alive):
+            return None
+        # Unfinished responses first, in their order, in each row of the cache.
+        order = (~groups[rows]).long().argsort(dim=1, stable=True)[:, :width].sort(1).values
+        if len(rows) < len(groups):
+            self.keep(rows.to(self.prompt.device, non_blocking=True))
+        if width < self.width:
+            self._narrow(order.to(self.prompt.device, non_blocking=True))
+        return (rows[:, None] * groups.shape[1] + order).flatten()
+
+    def _width_for(self, alive: int) -> int:
+        """Return the responses per row of the cache that at most ``alive`` unfinished ones need."""
+        return self.width
+
+    def _narrow(self, columns: Tensor) -> None:
+        """Keep only the responses ``columns`` [rows, width] of each row of the cache."""
+        raise AssertionError("a row of this cache has a single response")
+
     @abstractmethod
     def keep(self, alive: Tensor) -> None:
-        """Keep only the rows with the indices ``alive``."""
+        """Keep only the rows of the cache with the indices ``alive``."""
 
 
 class PromptCache(Decoder):
@@ -140,13 +168,16 @@ class SharedCache(PromptCache):
 
     def _spread(self) -> None:
         self.width, self.slots = self.group_size, self.prompt.shape[1]
-        dtype, device = model_dtype(self.model), self.prompt.device
-        itself = torch.eye(self.width, dtype=torch.bool, device=device).repeat(1, self.longest)
-        itself = itself.expand(len(self.prompt), -1, -1)
-        visible = torch.cat([self.mask[:, None].expand(-1, self.width, -1), itself], 2)
-        bias = torch.zeros(visible.shape, dtype=dtype, device=device)
-        self.bias = bias.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
+        self.bias = self._bias(self.mask[:, None].expand(-1, self.width, -1), self.longest)
         self.position_ids = self.position_ids.expand(-1, self.width)
+
+    def _bias(self, visible: Tensor, steps: int) -> Tensor:
+        """Return the bias [N, 1, width, slots] of what is ``visible``, and of ``steps`` more."""
+        dtype, device = model_dtype(self.model), self.prompt.device
+        itself = torch.eye(self.width, dtype=torch.bool, device=device).repeat(1, steps)
+        visible = torch.cat([visible, itself.expand(len(visible), -1, -1)], 2)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=device)
+        return bias.masked_fill_(~visible, torch.finfo(dtype).min).unsqueeze(1)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Feed one token to each response; the G tokens of a prompt form a row."""
@@ -157,6 +188,18 @@ class SharedCache(PromptCache):
         """Keep the prompts that have an unfinished response."""
         self.cache.batch_select_indices(alive)
         self.bias, self.position_ids = self.bias[alive], self.position_ids[alive]
+
+    def _width_for(self, alive: int) -> int:
+        return alive
+
+    def _narrow(self, columns: Tensor) -> None:
+        # The keys of dropped responses stay in the cache; no later token sees them.
+        steps = (self.bias.shape[-1] - self.slots) // self.width
+        chosen = columns[:, None, :, None].expand(-1, 1, -1, self.slots)
+        visible = self.bias[..., : self.slots].gather(2, chosen).squeeze(1) == 0
+        self.width = columns.shape[1]
+        self.position_ids = self.position_ids.gather(1, columns)
+        self.bias = self._bias(visible, steps)
 
 
 class CopiedCache(PromptCache):
@@ -214,6 +257,10 @@ class Recomputed(Decoder):
         return states[torch.arange(len(states), device=states.device), self.lengths - 1]
 
 
+#: Finished responses leave the batch once this share of it can leave; to leave costs a copy of the
+#: cache.
+_SPARE = 1 / 8
+
 #: Name -> decoder; the fastest first.
 WAYS: dict[str, type[Decoder]] = {
     "shared": SharedCache,
@@ -255,12 +302,14 @@ class CacheSampler:
         prompt_mask: Tensor,
         group_size: int,
         decoding: Decoding,
-        generator: torch.Generator | None = None,
+        seed: int = 0,
+        first: int = 0,
     ) -> Responses:
         """Sample G responses for each of N left-padded prompts [N, P]: N x G rows.
 
-        ``prompt_mask`` [N, P] is nonzero at real tokens. Log-probs are those of softmax(logits /
-        temperature), even if decoding is greedy.
+        ``prompt_mask`` [N, P] is nonzero at real tokens. ``seed`` and the prompt's number, which is
+        ``first`` for the first prompt, select a response's random numbers (:func:`uniforms`).
+        Log-probs are those of softmax(logits / temperature), even if decoding is greedy.
 
         Raises:
             ValueError: the longest prompt plus ``max_new_tokens`` exceeds the model's context.
@@ -273,7 +322,7 @@ class CacheSampler:
             return torch.isin(chosen, eos)
 
         with evaluating(self.model):
-            return self._decode((prompt, prompt_mask), group_size, decoding, generator, ends)
+            return self._decode((prompt, prompt_mask), group_size, decoding, ends, seed, first)
 
     def without_states(self) -> CacheSampler:
         """Return a sampler that uses the same way, but does not return hidden states."""
@@ -297,13 +346,15 @@ class CacheSampler:
         decoding = Decoding(max_new_tokens=max(1, min(4, room)))
 
         def ends(step: int, rows: Tensor, chosen: Tensor) -> Tensor:
-            # End the first prompt's responses after two tokens, to test the removal of rows.
-            return (rows < group_size) & (step == 1)
+            # End the first prompt's responses after two tokens, then half of each group, to test
+            # the removal of prompts and of responses.
+            half = rows % group_size < group_size // 2
+            return ((rows < group_size) & (step == 1)) | (half & (step == 2))
 
         def off(way: str) -> float:
-            self.way, generator = way, torch.Generator(prompt.device).manual_seed(0)
+            self.way = way
             with evaluating(self.model):
-                sampled = self._decode(few, group_size, decoding, generator, ends)
+                sampled = self._decode(few, group_size, decoding, ends)
             return largest_error(self.model, make_batch(*few, sampled, group_size), group_size)
 
         unshared = [] if self._unshared is None else [f"not shared: {self._unshared}"]
@@ -317,15 +368,19 @@ class CacheSampler:
         prompts: tuple[Tensor, Tensor],
         group_size: int,
         decoding: Decoding,
-        generator: torch.Generator | None,
         ends: Ends,
+        seed: int = 0,
+        first: int = 0,
     ) -> Responses:
-        """Sample N x G responses; ``rows`` are the indices of those that are still in the cache."""
+        """Sample N x G responses; ``rows`` are the indices of those that are still decoded."""
         pad, longest = self.special.pad, decoding.max_new_tokens
         decoder = WAYS[self.way](self.model, *prompts, group_size, longest)
         states = decoder.start()
         size, device = states.shape[0], states.device
         rows = torch.arange(size, device=device)
+        if not decoding.greedy:
+            numbers = range(first * group_size, first * group_size + size)
+            uniform = uniforms(seed, numbers, group_size, longest).to(device)
         tokens = torch.full((size, longest), pad, device=device)
         mask = torch.zeros(size, longest, dtype=torch.bool, device=device)
         log_probs = torch.zeros(size, longest, device=device)
@@ -336,7 +391,7 @@ class CacheSampler:
             log_p = tempered_log_softmax(to_logits(states), decoding.temperature)
             if step == 0:
                 log_probs = log_probs.to(log_p.dtype)
-            chosen = _choose(log_p, decoding, generator)
+            chosen = log_p.argmax(-1) if decoding.greedy else choose(log_p, uniform[rows, step])
             alive = ~ended[rows]
             chosen = chosen.where(alive, pad)
             mask[rows, step] = alive
@@ -346,19 +401,12 @@ class CacheSampler:
             if self.keep_states:
                 kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
             ended[rows] |= ends(step, rows, chosen) & alive
-            done = ended[rows].unflatten(0, (-1, decoder.width)).all(1)
-            if step == longest - 1:
+            unfinished = (~ended[rows]).cpu()  # the loop's only wait for the GPU
+            if step == longest - 1 or not unfinished.any():
                 break
-            left = [
-                row for row, is_done in enumerate(done.tolist()) if not is_done
-            ]  # the loop's only wait for the GPU
-            if not left:
-                break
-            if (done.numel() - len(left)) * 4 >= done.numel():
-                unfinished = torch.tensor(left).to(device, non_blocking=True)
-                decoder.keep(unfinished)
-                rows = rows.unflatten(0, (-1, decoder.width))[unfinished].flatten()
-                chosen = tokens[rows, step]
+            if (stay := decoder.leave(unfinished)) is not None:
+                stay = stay.to(device, non_blocking=True)
+                rows, chosen = rows[stay], chosen[stay]
             states = decoder.step(chosen)
         used = step + 1
         return Responses(
@@ -368,12 +416,3 @@ class CacheSampler:
             truncated=~ended,
             states=torch.stack(kept, 1) if self.keep_states else None,
         )
-
-
-def _choose(log_p: Tensor, decoding: Decoding, generator: torch.Generator | None) -> Tensor:
-    """Choose one token per row from log-probs [rows, V]."""
-    if decoding.greedy:
-        return log_p.argmax(-1)
-    # argmax p / q with q ~ Exp(1) is torch.multinomial without its checks, which wait for the GPU.
-    p = log_p.exp()
-    return p.div_(torch.empty_like(p).exponential_(generator=generator)).argmax(-1)

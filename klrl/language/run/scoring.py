@@ -169,6 +169,22 @@ class ScoringLayout:
         return torch.cat(states)
 
 
+#: Attention with a mask over L tokens costs as much as L / ATTENTION times all else, forward and
+#: backward: fitted to CPU seconds at P = 32 .. 512, G = 4 .. 16, R = 16 .. 512, D = 256 and 576
+#: (docs/sampler.md).
+ATTENTION_LENGTH = 3000.0
+
+
+def costs(prompt: int, responses: int, longest: int) -> tuple[float, float]:
+    """Return the costs (shared, packed) of scoring a prompt's G responses, in tokens.
+
+    L (1 + L / :data:`ATTENTION_LENGTH`) with L = P + G R, and G (P + R), whose attention needs no
+    mask and is fast.
+    """
+    row = prompt + responses * longest
+    return row * (1 + row / ATTENTION_LENGTH), float(responses * (prompt + longest))
+
+
 #: ``ScoringLayout.shared`` -> words for a message.
 NAMES = {
     True: "scored in one row per prompt",
@@ -177,8 +193,17 @@ NAMES = {
 
 
 @torch.no_grad()
-def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> ScoringLayout:
-    """Choose the fastest layout whose log-probs of a few responses equal the plain forward's.
+def self_check(
+    model: nn.Module,
+    batch: TensorDictBase,
+    group_size: int,
+    longest: int = 0,
+    shared_before: bool | None = None,
+) -> ScoringLayout:
+    """Choose the cheapest layout whose log-probs of a few responses equal the plain forward's.
+
+    Costs are those of responses of ``longest`` tokens, see :func:`costs`. A resumed run gives
+    ``shared_before``, its layout, which is then tried first.
 
     Raises:
         ValueError: each layout fails or has wrong log-probs.
@@ -197,6 +222,13 @@ def self_check(model: nn.Module, batch: TensorDictBase, group_size: int) -> Scor
         return max_difference((scored[rows], plain), (scored, others))
 
     refused = sharing_refused(model)
-    ways = NAMES if refused is None else {False: NAMES[False]}
-    shared, check = choose_way(model, "to score", ways, off, [] if refused is None else [refused])
+    notes = [] if refused is None else [refused]
+    prompt = int(few[ATTENTION][:, : prompt_length(few)].sum(1).max())
+    shared_cost, packed_cost = costs(prompt, group_size, longest)
+    share = shared_cost <= packed_cost if shared_before is None else shared_before
+    if refused is None and not share:
+        notes.append(f"one row per prompt would cost {shared_cost / packed_cost:.1f} times as much")
+    order = (share, not share) if refused is None else (False,)
+    ways = {shared: NAMES[shared] for shared in order}
+    shared, check = choose_way(model, "to score", ways, off, notes)
     return ScoringLayout(group_size, shared, str(check))

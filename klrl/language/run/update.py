@@ -16,6 +16,7 @@ from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
+    SAMPLER_LOG_PROBS,
     response_mask,
     response_part,
     take_prompts,
@@ -30,13 +31,15 @@ from klrl.language.model.vocabulary import (
 )
 from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import REF_STATES, STATES
+from klrl.language.run.rollout import REF_STATES, SAMPLER_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
 from klrl.losses.policy import LossTerms, Scored, make_loss
 from klrl.losses.terms import normalized
 from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
+#: ``loss.measure`` -> the divergence of the policy and mu, with the names of :class:`Against`.
+_EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
 #: Minimum number of prompts per forward without gradient, unless micro-batches are set.
 PROMPTS_WITHOUT_GRADIENT = 32
 
@@ -71,6 +74,11 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         self.say = lambda _: None
         self._temperature = config.collector.temperature
         self._old_head: nn.Module = head(policy.model)  # type: ignore[assignment]
+        #: The head of mu, the policy that sampled the rollout; None: mu's head is pi_old's.
+        self.sampler_head: nn.Module | None = None
+        #: The divergence from mu that ``loss.measure`` reads over the vocabulary, if any.
+        self.exact_measure = _EXACT_MEASURES.get(getattr(config.loss, "measure", ""))
+        self.loss.anchor = config.anchor
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
@@ -152,7 +160,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         """Compute the loss's inputs at the batch's tokens [B, R]; one forward, differentiable."""
         mask, old_log_prob = self._learned(batch), response_part(batch, LOG_PROBS)
         policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
-        log_prob, exact_ref, kl_old = self._measures(policy, batch, mask)
+        log_prob, exact_ref, kl_old, far = self._measures(policy, batch, mask)
         # Without an entropy bonus, -log pi_old of the tokens estimates the entropy at no cost.
         entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
         charged = self.loss.reference_estimator is not None
@@ -165,13 +173,18 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             **self._critic(policy.states, batch, mask),
             ref_log_prob=response_part(batch, REF_LOG_PROBS) if charged else None,
             exact_ref=exact_ref,
+            sampler_log_prob=self._log_mu(batch),
+            sampler_divergence=far,
             mask=mask,
         )
 
     def _measures(
         self, policy: NextTokens, batch: TensorDictBase, mask: Tensor
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return log pi_theta, any exact divergence that is charged, KL(old||new); [B, R], nats."""
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """Return log pi_theta, any exact divergence that is charged, KL(old||new), [B, R] nats.
+
+        Last is any exact divergence from mu, which ``loss.measure`` names.
+        """
         against: list[Against] = []
         charged, exact_old = self.loss.divergence.name, self.loss.kl_old == "exact"
         if self.loss.reference_estimator == "exact" and self.reference is not None:
@@ -179,7 +192,13 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             against.append(Against(reference, [charged]))
         if exact_old:
             against.append(Against(self._old(batch), ["forward"]))
+        measure = self.exact_measure
+        if measure is not None:
+            mu_head = self.sampler_head or self._old_head
+            mu = NextTokens(batch[SAMPLER_STATES], mu_head, self._temperature)
+            against.append(Against(mu, [measure]))
         log_prob, found = token_measures(policy, batch["tokens", "response"], mask, against)
+        far = None if measure is None else found.pop().divergence[measure].detach()
         if exact_old:
             kl_old = found.pop().divergence["forward"]
         else:
@@ -187,8 +206,15 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             # value and its gradient are unbiased, since E_old[w] = 1, E_old[grad w] = 0, and
             # grad KL(old||new) = -E_old[grad log pi_theta].
             scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
-            kl_old = estimate_kl(response_part(batch, LOG_PROBS), scored, "k3", mask)
-        return log_prob, found.pop().divergence[charged] if found else None, kl_old
+            old = response_part(batch, LOG_PROBS)
+            kl_old = estimate_kl(old, scored, "k3", mask)
+            if (log_mu := self._log_mu(batch)) is not None:  # mu's tokens: weight them
+                kl_old = (old - log_mu).exp() * kl_old
+        return log_prob, found.pop().divergence[charged] if found else None, kl_old, far
+
+    def _log_mu(self, batch: TensorDictBase) -> Tensor | None:
+        """Return log mu of the tokens [B, R]; None if the job does not read it."""
+        return response_part(batch, SAMPLER_LOG_PROBS) if self.config.reads_sampler else None
 
     def _critic(self, states: Tensor, batch: TensorDictBase, mask: Tensor) -> dict[str, Tensor]:
         """Return the values, old values and targets; an empty dict without a value head."""
