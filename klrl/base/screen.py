@@ -68,7 +68,7 @@ def show_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
     heads, *body = [[*map(escaped, row)] for row in rows]
     kept = [i for i in range(len(heads)) if any(row[i] for row in body)]
     *widths, last = [max(len(row[i]) for row in (heads, *body)) for i in kept]
-    if sum(widths) + 2 * len(widths) + min(last, 20) > console.width:
+    if sum(widths) + 2 * len(widths) + max(last // 3, min(last, 20)) > console.width:
         for row in body:
             console.print(styled(_paragraph([(heads[i], row[i]) for i in kept], console.width)))
         return

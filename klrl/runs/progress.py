@@ -100,6 +100,7 @@ class Progress:
     def __enter__(self) -> Progress:
         if self._console:
             self._guard.call("progress", self._live.start)
+            self._console.show_cursor()  # a killed process would leave it hidden
         self._ticker.start()
         return self
 
@@ -108,7 +109,7 @@ class Progress:
         self._ticker.join()
         self._show()
         if self._console:
-            self._live.stop()  # shows the cursor again, even after a failure
+            self._live.stop()
 
     def show(self, row: Row) -> None:
         """Show the newest row."""

@@ -122,11 +122,22 @@ def test_a_stopped_run_leaves_the_terminal_clean(signum: int) -> None:
     os.close(theirs)
     assert b"left" in (before := read(ours, b"left", 100.0))
     assert b"checked: preflight, reference, rollouts" in before
-    assert b"\x1b[?25l" in before
+    assert before.rfind(b"\x1b[?25h") > before.rfind(b"\x1b[?25l") >= 0
     run.send_signal(signum)
     after = read(ours, b"nothing", 60.0)
     assert run.wait(60) == 128 + signum
-    assert after.rfind(b"\x1b[?25h") > after.rfind(b"\x1b[?25l")
-    last = plain(after.rpartition(b"\x1b[?25h")[2].decode())
-    assert "interrupted at" in last
+    assert b"\x1b[?25l" not in after
+    assert re.search(
+        r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; run folder: run\r\n$", plain(after.decode())
+    )
     os.close(ours)
+
+
+@pytest.mark.integration
+def test_a_pipe_needs_no_rich() -> None:
+    code = (
+        "import sys\nfrom klrl.cli.main import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "try: main(['ls', '.'])\nexcept SystemExit: raise SystemExit('rich' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)

@@ -1,4 +1,4 @@
-"""What extending.md, simulators.md and README show: files of one's own, and the commands that run them."""
+"""What extending.md, simulators.md and README show: files of one's own, and their commands."""
 
 from __future__ import annotations
 
