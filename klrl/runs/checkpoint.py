@@ -80,10 +80,19 @@ class Generators(GlobalRNGState):
             torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
 
 
+#: Bytes of an element -> the integers that have the same bits; elements of a checksum's piece.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 2**20
+
+
 def checksum(value: torch.Tensor) -> int:
-    """Return a number that changes if one bit of a tensor changes; on the tensor's device."""
-    words = value.detach().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
-    return int((words * (torch.arange(len(words), device=words.device) % 65_521 + 1)).sum())
+    """Return a number that changes if one element of a tensor changes; on the tensor's device."""
+    words = value.detach().contiguous().reshape(-1).view(_INTEGERS[value.element_size()])
+    total = 0
+    for piece in words.split(_PIECE):
+        places = torch.arange(1, len(piece) + 1, device=piece.device)
+        total = (31 * total + int((piece.to(torch.int64) * places).sum())) % 2**61
+    return total
 
 
 class Checkpoints:
