@@ -79,11 +79,13 @@ def panel(axes: Axes, domain: str, found: dict[str, Points], look: tuple[str, st
         axes.scatter(*zip(*points, strict=True), s=14, color=colour, alpha=0.35, linewidths=0)
         arrow = {"arrowstyle": "-|>", "lw": 2.5, "color": colour, "shrinkA": 6, "shrinkB": 0}
         axes.annotate("", end, start, arrowprops=arrow)
-        place = {"xytext": (8, 8 if key != "0" else -14), "textcoords": "offset points"}
-        axes.annotate(words, end, color=colour, weight="bold", ha="center", **place)
+        offset = (4, 8 if key != "0" else -16)
+        words_at = {"xytext": offset, "textcoords": "offset points", "ha": "right"}
+        axes.annotate(words, end, color=colour, weight="bold", **words_at)
     axes.scatter(*start, s=70, color=ink, zorder=3)
-    where = {"xytext": (0, 9), "textcoords": "offset points"}
-    axes.annotate("before", start, color=ink, ha="center", **where)
+    axes.annotate(
+        "before", start, xytext=(0, 9), textcoords="offset points", color=ink, ha="center"
+    )
 
 
 def draw(name: str, look: tuple[str, str, str]) -> None:
@@ -93,13 +95,13 @@ def draw(name: str, look: tuple[str, str, str]) -> None:
     style |= {"axes.edgecolor": ink, "font.size": 10}
     style |= {"axes.spines.top": False, "axes.spines.right": False}  # type: ignore[dict-item]
     with plt.rc_context(style):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+        figure, (left, right) = plt.subplots(1, 2, figsize=(7.4, 3.6), layout="constrained")
         panel(left, "control", control(), look)
         left.set(xlabel="return on the new task (g=14)", ylabel="return on the old task (g=10)")
-        left.set_title("A pendulum policy learns a heavier pole", loc="left")
+        left.set_title("A pendulum learns a heavier pole", loc="left", size=11)
         panel(right, "language", language(), look)
         right.set(xlabel="score that is trained (a proxy)", ylabel="score that is wanted")
-        right.set_title("A language model earns a flawed reward", loc="left")
+        right.set_title("A model earns a flawed reward", loc="left", size=11)
         for axes in (left, right):
             axes.margins(0.12)
         figure.savefig(DOCS / f"{name}.png", dpi=160, transparent=True)

@@ -238,8 +238,10 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     lost = []
     for target in targets:
         file, _, anchor = target.partition("#")
-        path = page.parent / file if file else page
-        there = path.exists() and (not anchor or anchor in anchors(path))
+        path = (page.parent / file).resolve() if file else page
+        if DOCS / "reference" in path.parents:  # made when the site is built
+            continue
+        there = path.exists() and (path.suffix != ".md" or not anchor or anchor in anchors(path))
         lost += [target] * (not there)
     assert lost == []
     if DOCS in page.parents:  # the site has nothing else

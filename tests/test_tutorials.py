@@ -74,7 +74,7 @@ def play(page: str, short: dict[str, tuple[str, ...]], capsys: pytest.CaptureFix
         elif cell.kind == "python":
             exec(compile(cell.text, "cell", "exec"), space)  # a page of klrl's own
         elif cell.kind == "bash":
-            for line in cell.text.splitlines():
+            for line in NOTEBOOKS.commands(cell.text):
                 first, *words = shlex.split(line)
                 assert first == "klrl", line
                 command = words[0] if words[0] in COMMANDS else "run"
@@ -107,6 +107,6 @@ def test_a_tutorial_is_a_notebook(path: Path) -> None:
     blocks = re.findall(r"^```(bash|python)[^\n]*\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(code) == len(blocks) > 2
     for source, (kind, block) in zip(code, blocks, strict=True):
-        assert source.endswith(block.strip("\n").splitlines()[-1])
+        assert source.endswith(block.split()[-1])
         assert source.startswith("!klrl") is (kind == "bash")
     assert json.loads(NOTEBOOKS.notebook(page, "x"))["nbformat"] == 4

@@ -38,6 +38,11 @@ def cells(page: str) -> Iterator[Cell]:
     yield Cell("text", page[end:])
 
 
+def commands(text: str) -> list[str]:
+    """The commands of a cell; a line that ends in a backslash goes on in the next."""
+    return re.sub(r" *\\\n *", " ", text).splitlines()
+
+
 def notebook(page: str, extra: str) -> str:
     """Return the page as a Jupyter notebook, for a klrl with this extra."""
     made = [_code(0, _SETUP.format(extra=extra))]
@@ -50,7 +55,7 @@ def notebook(page: str, extra: str) -> str:
                 )
             continue
         if cell.kind == "bash":
-            text = "\n".join(f"!{line}" for line in text.splitlines())
+            text = "\n".join(f"!{line}" for line in commands(text))
         elif cell.kind == "file":
             text = f"%%writefile {cell.file}\n{text}"
         made.append(_code(number, text))

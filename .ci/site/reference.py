@@ -134,9 +134,8 @@ def _choice(group: str, name: str, choice: Choice) -> str:
 def settings_page() -> str:
     """Every setting, from the schemas in klrl/config."""
     parts = [
-        "# Settings\n\nGenerated from the declarations in `klrl/config`. "
-        "`klrl env=hopper --cfg job` "
-        "prints the settings of one job with the values of its presets; [how settings "
+        "# Settings\n\nGenerated from the declarations in `klrl/config`. `klrl env=hopper --cfg "
+        "job` prints the settings of one job with the values of its presets; [how settings "
         "work](../settings.md).\n",
         "## Outside the groups\n\n"
         + table(("setting", "type", "default", "meaning"), settings_of(Ungrouped, "", _root())),

@@ -66,7 +66,7 @@ def parser() -> Parser:
     losses = "a table of the losses in a folder of adapters"
     parser.add_argument("--audit", metavar="FOLDER", help=losses)
     parser.add_flag("--json", "print JSON instead of tables")
-    loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
+    loss = parser.add_argument_group("a custom loss (docs/doctor.md)")
     compared = "compare its gradient with the true one"
     loss.add_argument("--loss", metavar="FILE.py:NAME", help=compared)
     where = (

@@ -15,6 +15,7 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
+from klrl.base import ranks
 from klrl.base.cache import trust
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
@@ -72,7 +73,8 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
             sys.stdout.flush()
             return code
     except ConfigError as error:
-        _print_error(f"{name}: {error}")
+        if not ranks.rank():  # each process of torchrun raises it
+            _print_error(f"{name}: {error}")
         return REFUSED
     except AttributeError as error:
         if not isinstance(error.obj, Settings):

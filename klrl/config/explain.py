@@ -187,6 +187,10 @@ _ANSWERS = {
     "warmup": "; the learning rate falls from optim.lr to optim.lr_floor, without a warm-up",
     "stop": "; a response ends with an EOS of the model, or after collector.max_new_tokens",
     "sampler": "; klrl's own loop samples; with kl.apply=step TorchRL's wrapper calls it",
+    "beta": "; did you mean kl.coef, the coefficient of KL(policy||reference), or loss.beta?",
+    "num_generations": "; did you mean collector.group_size?",
+    "max_completion_length": "; did you mean collector.max_new_tokens?",
+    "gspo": "; klrl has no ratio per response: see loss=grpo, or loss.sampler_weight=mask_response",
     "ppo": "; PPO's loss is loss=clip, or loss=klpen with a KL penalty",
     **dict.fromkeys(("top_p", "top_k"), _WHOLE),
     **dict.fromkeys(("gru", "lstm", "rnn"), _NO_MEMORY),
@@ -228,7 +232,7 @@ def _meant(name: str, config_dir: str | None) -> str:
     """Suggest choices of this name, or of this id of Gymnasium; empty if there are none."""
     meant = [f"{group}={name}" for group in ALL_GROUPS if name in described(group, config_dir)]
     if name in PRESETS["loss"]:
-        meant = [f"loss={name} advantage={name} (language, as experiment=text)"]
+        meant = [f"loss={name} advantage={name} (language, such as experiment=text)"]
     if re.fullmatch(r"[\w.:/-]+-v\d+", name, re.ASCII):
         of_id = re.compile(rf"^  id: (\w+:)?{re.escape(name)}\b", re.I | re.M)
         files = choice_files("env", config_dir).items()

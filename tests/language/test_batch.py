@@ -17,9 +17,11 @@ from klrl.language.data.batch import (
 )
 from klrl.language.model.vocabulary import response_log_probs
 from klrl.language.run import preflight
+from klrl.language.run.kl import charge
+from klrl.language.run.record import rewards_of
 from klrl.language.run.sampler import CacheSampler, Decoding, SpecialTokens
 from klrl.language.run.scoring import ScoringLayout
-from tests.language.toys import EOS, GROUP, PAD, network, prompts
+from tests.language.toys import EOS, GROUP, PAD, network, prompts, rollout
 
 SPECIAL = SpecialTokens((EOS,), PAD)
 
@@ -114,3 +116,11 @@ def test_samplers_batches_end_well_with_pad_as_eos() -> None:
     found, batch = sampled_batch(special=special)
     assert (found.mask.sum(1) < found.mask.shape[1]).any()
     assert preflight.endings(batch, special).ok
+
+
+def test_groups_with_equal_scores_are_counted() -> None:
+    batch = rollout(group_size=3)
+    set_scores(batch, torch.tensor([1.0, 1, 1, 0, 1, 0, 0, 0, 0]))
+    charge(batch, None)
+    assert rewards_of(batch, None, 3).own["reward/equal_groups"] == pytest.approx(2 / 3)
+    assert "reward/equal_groups" not in rewards_of(batch, None, 1).own

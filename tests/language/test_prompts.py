@@ -383,3 +383,13 @@ def test_a_stream_resumes_from_its_counter_in_the_middle_of_an_epoch() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     found += [numbers(second.take(4).prompts) for _ in range(3)]
     assert found == expected
+
+
+def test_the_prompt_may_have_a_field_of_another_name() -> None:
+    row = {"question": "2 + 2?", "messages": "not read", "answer": "4"}
+    found = prompts_module.parse_row(row, "line 1", "question")
+    assert (found.content, found.row["answer"]) == ("2 + 2?", "4")
+    chat = prompts_module.parse_row({"question": [USER]}, "line 1", "question")
+    assert chat.content == [USER]
+    with pytest.raises(ConfigError, match=r"^line 3: has no question, which env\.prompt_key names"):
+        prompts_module.parse_row({"prompt": "x"}, "line 3", "question")

@@ -339,3 +339,28 @@ def test_responses_lose_their_last_eos_and_nothing_else(pad_is_eos: bool) -> Non
     ]
     expected = ["ot", "ototo", "o<|im_start|>", "", "o<|im_end|>t"]
     assert response_texts(tokenizer, rows, (tokenizer.eos_token_id,)) == expected
+
+
+TRL = """
+def full(prompts, completions, completion_ids, answer, **kwargs):
+    assert sorted(kwargs) == ["digits"], kwargs
+    assert [len(ids) for ids in completion_ids] == [2] * len(completions)
+    return [float(p + c == 2 * a) for p, c, a in zip(prompts, completions, answer)]
+
+def part(completions, answer):
+    return [float(c == a) for c, a in zip(completions, answer)]
+
+def turns(completions, **kwargs):
+    return [float(turn["role"] == "assistant") * len(turn["content"]) for [turn] in completions]
+"""
+
+
+def test_a_reward_function_of_trl_is_called_as_trl_calls_it() -> None:
+    module("of_trl", TRL)
+    ids = [[1, 2]] * 5
+    extras = Extras([False] * 5, ids, ids)
+    expected = [1.0, 1.0, 0.0, 1.0, 1.0]
+    assert Reward("of_trl:full", 5.0)(PROMPTS, TEXTS, extras).tolist() == expected
+    assert Reward("of_trl:part", 5.0)(PROMPTS, TEXTS).tolist() == expected
+    chats = [Prompt([{"role": "user", "content": "?"}], {}, f"line {i}") for i in range(2)]
+    assert Reward("of_trl:turns", 5.0)(chats, ["ab", "c"]).tolist() == [2.0, 1.0]

@@ -77,6 +77,8 @@ class TextConfig(LanguageEnvConfig):
 
     #: JSON lines or a JSON list; by klrl[data] parquet or a folder; rows have prompt or messages
     data: Place = MISSING
+    #: the rows' field with the prompt, as in env.prompt_key=question
+    prompt_key: str = setting("prompt", added=True)
     #: the split to read, as from files like train-0.parquet
     split: str = setting("train", added=True)
     eval_data: Place | None = None  # data for evaluation; null = env.data

@@ -43,7 +43,7 @@ class AdvantageConfig(ChoiceConfig):
 
 @registered("advantage", "custom", control="control.run.advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
-    """An advantage of your own: advantage.target=package.module:Name."""
+    """A custom advantage: advantage.target=package.module:Name."""
 
 
 @registered("advantage", "group", language="language.run.advantage:group")
@@ -178,7 +178,7 @@ class LikelihoodConfig(LossConfig):
 
 @registered("loss", "custom", both="losses.policy:custom")
 class CustomLossConfig(OwnPart, LossConfig):
-    """A policy loss of your own: loss.target=package.module:Name."""
+    """A custom policy loss: loss.target=package.module:Name."""
 
 
 @registered("learner", "ppo", both="train.learner:Learner")

@@ -55,7 +55,7 @@ class WandbConfig(LoggerConfig):
 
 @registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
 class CustomLoggerConfig(OwnPart, LoggerConfig):
-    """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
+    """A custom logger: logger.target=package.module:Name, whose log(row) takes each row."""
 
 
 @dataclass

@@ -39,6 +39,7 @@ def read_prompts(
     split: str = SPLIT,
     *,
     set_by: str | None = None,
+    key: str = "prompt",
 ) -> list[Prompt]:
     """Read the prompts of a data set.
 
@@ -53,11 +54,12 @@ def read_prompts(
             names of files and folders.
         set_by: the setting that requests ``split``; None if ``split`` is a default. Data without
             splits are read whole if ``set_by`` is None, else refused.
+        key: the field that contains the prompt.
     """
     place, where = expanded(path), f"{setting}={path}"
     named = f"{set_by or 'env.split'}={split}"
     if not place.is_dir() and (place.suffix != ".parquet" or not place.is_file()):
-        prompts, splits = read_json_file(path, setting), None
+        prompts, splits = read_json_file(path, setting, key), None
     else:
         with _read_by_datasets(place, where) as read:
             splits = sorted(read) if isinstance(read, dict) else None
@@ -67,7 +69,8 @@ def read_prompts(
                 )
             rows: Sequence[Fields] = (read[split] if splits else read).to_list()
         origins = (f"{where} row {i}" for i in range(1, len(rows) + 1))
-        prompts = [parse_row(_without_nulls(r), o) for r, o in zip(rows, origins, strict=True)]
+        pairs = zip(rows, origins, strict=True)
+        prompts = [parse_row(_without_nulls(row), origin, key) for row, origin in pairs]
     if splits is None and set_by is not None:
         raise ConfigError(
             f"{named}: {where} has no splits; drop it, or give a folder of files named by split"

@@ -82,12 +82,15 @@ class PromptBatch:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def read_json_file(path: str | Path, setting: str = "env.data") -> list[Prompt]:
+def read_json_file(
+    path: str | Path, setting: str = "env.data", key: str = "prompt"
+) -> list[Prompt]:
     """Read JSON lines, or a ``.json`` file with a list; skip blank lines.
 
     A row is an object with ``prompt`` (a text or a conversation) or ``messages`` (a conversation).
     A conversation is a list of turns {"role", "content"}. If the last turn is the assistant's, it
-    is removed from the prompt; it becomes the row's ``answer`` if the row has none.
+    is removed from the prompt; it becomes the row's ``answer`` if the row has none. ``key`` is the
+    field to read in place of ``prompt``.
     """
     file, where = expanded(path), f"{setting}={path}"
     try:
@@ -103,7 +106,7 @@ def read_json_file(path: str | Path, setting: str = "env.data") -> list[Prompt]:
         raise ConfigError(
             f'{where}: has no prompts; write lines as {{"prompt": "..."}} or {{"messages": [...]}}'
         )
-    return [parse_row(row, origin) for origin, row in rows]
+    return [parse_row(row, origin, key) for origin, row in rows]
 
 
 def _loaded(text: bytes, origin: str) -> Any:
@@ -121,10 +124,14 @@ def _loaded(text: bytes, origin: str) -> Any:
 CONTENT = ("prompt", "messages")
 
 
-def parse_row(row: object, origin: str) -> Prompt:
-    """Convert a row of data to a prompt; refuse a row without a valid prompt."""
+def parse_row(row: object, origin: str, key: str = "prompt") -> Prompt:
+    """Convert a row of data to a prompt, the field ``key``; refuse a row without a valid one."""
     if not isinstance(row, dict):
         raise ConfigError(f"{origin}: is {json_type(row)}; write an object with prompt or messages")
+    if key != "prompt":
+        if key not in row:
+            raise ConfigError(f"{origin}: has no {key}, which env.prompt_key names; add it")
+        row = {"prompt": row[key], **{k: v for k, v in row.items() if k not in CONTENT}}
     fields = [name for name in CONTENT if name in row]
     if len(fields) != 1:
         some = f"only {', '.join(row)}" if row else "no fields"

@@ -12,7 +12,8 @@ A reward function takes B prompts, B responses and B rows, and returns B numbers
 All three are copies, which the function may change.
 
 A reward function may also have any of the parameters in :data:`EXTRAS`, which klrl passes by name.
-A function with ``**kwargs`` gets all of them. The functions in :data:`BUILT_IN` are reward
+A function with ``**kwargs`` gets all of them. A function with a parameter ``completions`` is called
+as TRL calls it. The functions in :data:`BUILT_IN` are reward
 functions, and so is a :class:`~klrl.language.data.reward_model.RewardModel`. If a reward function
 fails, klrl raises a :class:`~klrl.base.errors.RewardError` that names the sample, if possible.
 """
@@ -108,6 +109,8 @@ def find_reward(name: str) -> RewardFunction:
 
         return RewardModel(attribute, setting)
     function = named_in(setting, import_named(setting, module_name), module_name, attribute)
+    if "completions" in _parameters(function):
+        return _of_trl(function)
     try:
         inspect.signature(function).bind([], [], [], **dict.fromkeys(requested_extras(function)))
     except TypeError as error:
@@ -120,12 +123,42 @@ def find_reward(name: str) -> RewardFunction:
     return function
 
 
+def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters by name; some functions written in C declare none."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
+
+
+def _of_trl(function: RewardFunction) -> RewardFunction:
+    """Adapt a reward function of TRL: (completions, **columns), each a list with B items.
+
+    A function may name ``prompts``, ``completion_ids`` (with EOS) and fields of the rows; with
+    ``**kwargs`` it gets all. Completions of conversations are conversations of one turn.
+    """
+    parameters = _parameters(function)
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    def reward(
+        prompts: Sequence[Any],
+        responses: Sequence[str],
+        rows: Sequence[Mapping[str, Any]],
+        response_ids: Sequence[list[int]] = (),
+    ) -> object:
+        turns = [[{"role": "assistant", "content": text}] for text in responses]
+        chat = len(prompts) > 0 and not isinstance(prompts[0], str)
+        columns = {name: [row.get(name) for row in rows] for name in {n for r in rows for n in r}}
+        given = columns | {"prompts": prompts, "completion_ids": response_ids}
+        given["completions"] = turns if chat else responses
+        return function(**{n: v for n, v in given.items() if takes_all or n in parameters})
+
+    return reward
+
+
 def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except ValueError:
-        return ()
+    parameters = list(_parameters(function).values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return EXTRAS
     by_name = {

@@ -209,7 +209,9 @@ def text(config: TextConfig, seed: int) -> Task:
     """``env=text``; see :func:`make_task`."""
     reward = _reward(config)
     set_by = "env.split" if config.split != SPLIT else None
-    prompts: Sequence[Prompt] = read_prompts(config.data, split=config.split, set_by=set_by)
+    prompts: Sequence[Prompt] = read_prompts(
+        config.data, split=config.split, set_by=set_by, key=config.prompt_key
+    )
     train, held_out, notes = _splits(config, prompts)
     read = {f"env.data={config.data}": prompts}
     others = (("eval_data", config.eval_data), ("eval_split", config.eval_split))
@@ -243,7 +245,8 @@ def _splits(
     if path is not None or split is not None:
         where = (config.data, "env.data") if path is None else (path, "env.eval_data")
         set_by = None if split is None else "env.eval_split"
-        return prompts, read_prompts(*where, split or config.split, set_by=set_by), ()
+        split = split or config.split
+        return prompts, read_prompts(*where, split, set_by=set_by, key=config.prompt_key), ()
     if not config.eval_share:
         note = "evaluations use the training prompts; env.eval_share=0.1 would hold out a tenth"
         return prompts, prompts, [f"env.eval_data=null: {note}"]

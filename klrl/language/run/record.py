@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from klrl.train.callbacks import Loop
 
 
-def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
+def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None, group_size: int) -> Rewards:
     """Summarise the rewards of a rollout [B]; ``kl`` is None for ``kl=none``."""
     mask = response_mask(batch)
     score, tokens = batch[SCORE].flatten().double(), int(mask.sum())
@@ -42,6 +42,9 @@ def rewards_of(batch: TensorDictBase, kl: ReferenceKL | None) -> Rewards:
         "reward/episodes": len(batch),
         "reward/truncated": float(batch["next", "truncated"].double().mean()),
     }
+    if group_size > 1:
+        groups = score.unflatten(0, (-1, group_size))
+        own["reward/equal_groups"] = float((groups == groups[:, :1]).all(1).double().mean())
     if _has(batch, GOLD):
         own["reward/gold"] = float(batch[GOLD].double().mean())
     for name, part in _parts(batch).items():
