@@ -22,7 +22,7 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-lm results smollm \
 	fuzz soak kills audit clean
 
 help: ## list the targets
@@ -86,6 +86,9 @@ format: $(DEV) ## ruff: fix what can be fixed
 
 types: $(DEV) ## mypy on klrl/
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs ## build the site, strictly, into build/site: open build/site/index.html in a browser
+	bash .ci/docs $(BIN)/python
 
 .venv-wheel/.ready: .ci/wheel.txt
 	@bash .ci/setup .venv-wheel -r $<

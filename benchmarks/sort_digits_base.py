@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from transformers import (
 )
 
 from klrl.base.files import replace_file
-from klrl.base.text import LiveLine
 from klrl.kl.reference import evaluating
 from klrl.language.data.model_files import silent
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream, Tokenizer
@@ -194,30 +193,32 @@ def train(model: LlamaForCausalLM, tokenizer: Tokenizer, recipe: Recipe) -> dict
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 50))
     held_out = PromptStream(recipe.problems("eval"), tokenizer, None).take(recipe.measure_on)
     reward = 0.0
-    # On stderr: what a command prints stays clean.
-    with closing(LiveLine(sys.stderr)) as line:
-        for step in range(1, recipe.steps + 1):
-            loss = _supervised_loss(model, *_dialogues(recipe, tokenizer, step - 1))
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            warmup.step()
-            if step % recipe.measure_every == 0:
-                reward = sampled_accuracy(model, tokenizer, held_out, recipe.longest + 1)
-            seconds = time.monotonic() - started
-            line.show(
-                f"base model | {step:,} of at most {recipe.steps} updates | "
-                f"reward {reward:.2f} of {recipe.target:g} | {duration(seconds)}"
-            )
-            if step % recipe.measure_every == 0 and reward >= recipe.target:
-                return {
-                    "reward": reward,
-                    "steps": step,
-                    "seconds": round(seconds, 1),
-                    "parameters": sum(parameter.numel() for parameter in model.parameters()),
-                    "recipe": asdict(recipe),
-                }
+    for step in range(1, recipe.steps + 1):
+        loss = _supervised_loss(model, *_dialogues(recipe, tokenizer, step - 1))
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warmup.step()
+        if step % recipe.measure_every:
+            continue
+        reward = sampled_accuracy(model, tokenizer, held_out, recipe.longest + 1)
+        seconds = time.monotonic() - started
+        # On stderr: what a command prints stays clean.
+        print(
+            f"base model | {step:,} of at most {recipe.steps} updates | "
+            f"reward {reward:.2f} of {recipe.target:g} | {duration(seconds)}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if reward >= recipe.target:
+            return {
+                "reward": reward,
+                "steps": step,
+                "seconds": round(seconds, 1),
+                "parameters": sum(parameter.numel() for parameter in model.parameters()),
+                "recipe": asdict(recipe),
+            }
     raise RuntimeError(
         f"the base model reached reward {reward:.2f} after {recipe.steps} updates, not "
         f"{recipe.target:g}; give its recipe more steps"

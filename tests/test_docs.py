@@ -151,6 +151,24 @@ def test_the_commands_of_readme_that_read_something_run(line: str, trained: Path
     assert exits(*words) == 0, capsys.readouterr().err
 
 
+#: The lines of the pages' code that import klrl.
+IMPORTS = sorted(
+    {
+        line.partition("#")[0].strip()
+        for page in PAGES
+        for line in re.findall(
+            r"^(?:    )?((?:from klrl|import klrl)\b.*)$", page.read_text("utf-8"), re.M
+        )
+    }
+)
+
+
+def test_what_the_pages_import_is_there() -> None:
+    assert len(IMPORTS) > 5
+    for line in IMPORTS:
+        exec(line, {})
+
+
 def test_readme_has_eight_things_to_do_and_six_that_others_do_not() -> None:
     page = PAGES[0].read_text("utf-8")
     parts = {part.partition("\n")[0]: part for part in page.split("\n## ")}
@@ -220,8 +238,10 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     lost = []
     for target in targets:
         file, _, anchor = target.partition("#")
-        path = page.parent / file if file else page
-        there = path.exists() and (not anchor or anchor in anchors(path))
+        path = (page.parent / file).resolve() if file else page
+        if DOCS / "reference" in path.parents:  # made when the site is built
+            continue
+        there = path.exists() and (path.suffix != ".md" or not anchor or anchor in anchors(path))
         lost += [target] * (not there)
     assert lost == []
     if DOCS in page.parents:  # the site has nothing else
@@ -232,7 +252,7 @@ def test_every_row_of_reliability_names_tests_that_are_there() -> None:
     """Each word behind ``-k`` is a part of a test's name in the file before it."""
     page = (DEVELOPERS / "reliability.md").read_text("utf-8")
     named = re.findall(r"`([\w/]+\.py)(?: -m slow)?(?: -k ([^`]+))?`", page)
-    assert len(named) > 40
+    assert len(named) > 30
     folder, lost = Path(), []
     for file, words in named:
         folder = Path(file).parent if "/" in file else folder

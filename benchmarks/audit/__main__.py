@@ -152,7 +152,7 @@ def main() -> None:
     (DOCS / "table.txt").write_text(audit_text(rows) + "\n", encoding="utf-8")
     picture(rows, DOCS / "audit.png")
     page = (DOCS / "README.md").read_text("utf-8")
-    page = NAMES.sub(lambda _: names(rows) + "\n", page)
+    page = NAMES.sub(lambda _: f"\n{names(rows)}\n\n", page)
     (DOCS / "README.md").write_text(page, encoding="utf-8")
     print(audit_text(rows))
     wrong = [*off_by_hand(rows), *off_in_source(page)]

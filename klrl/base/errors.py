@@ -45,6 +45,13 @@ class WorkerError(RuntimeError):
     """
 
 
+class RankError(RuntimeError):
+    """A process of torchrun has ended, hangs, or has other weights; the message says which.
+
+    The run stops with exit code 1 and keeps its last good checkpoint.
+    """
+
+
 class LossError(RuntimeError):
     """The user's loss raised an error in ``klrl doctor --loss``; the message names the line."""
 
@@ -64,7 +71,10 @@ class ExitError(RuntimeError):
 
 
 #: Errors that the command line prints in one line, with exit code 1.
-FAILURES = (NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, LossError, ExitError)
+FAILURES = (
+    *(NonFiniteError, EnvError, RewardError, WorkerError, OwnerError, RankError, LossError),
+    ExitError,
+)
 
 
 class Interrupted(BaseException):

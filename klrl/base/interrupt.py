@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any
 
+from klrl.base import ranks
 from klrl.base.errors import Interrupted
 from klrl.base.text import warn
 
@@ -77,9 +78,9 @@ class StopRequest:
     def __exit__(self, *_: object) -> None:
         self._signals.close()
 
-    @property
-    def requested(self) -> bool:
-        """Whether a stop was requested."""
+    def agreed(self) -> bool:
+        """Return whether a stop was requested, in any of the run's processes."""
+        self.signum = ranks.agreed(self.signum)
         return self.signum is not None
 
     def request(self) -> None:

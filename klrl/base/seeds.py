@@ -48,7 +48,7 @@ class Stream:
     def __init__(self, seed: int) -> None:
         import torch
 
-        self._state = torch.Generator().manual_seed(seed).get_state()
+        self.state = torch.Generator().manual_seed(seed).get_state()
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -56,9 +56,9 @@ class Stream:
         import torch
 
         before = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        torch.set_rng_state(self.state)
         try:
             yield
         finally:
-            self._state = torch.get_rng_state()
+            self.state = torch.get_rng_state()
             torch.set_rng_state(before)

@@ -1,14 +1,12 @@
-"""Formats and prints text for people: tables, warnings, and a status line."""
+"""Formats text for people: tables and warnings."""
 
 from __future__ import annotations
 
 import difflib
-import shutil
 import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import TextIO
 
 #: Unicode categories: control, format (bidi overrides, zero width) and surrogate characters, line
 #: and paragraph separators.
@@ -68,45 +66,3 @@ def text_table(rows: Sequence[Sequence[str]], right: Collection[int] = (), inden
         ).rstrip()
         for row in filled
     )
-
-
-def _fitting(text: str, width: int) -> str:
-    """Drop fields of ``a | b | c`` beyond ``width``, since a truncated number would be wrong."""
-    first, *others = text.split(" | ")
-    shown = first[:width]
-    for each in others:
-        if len(shown) + len(" | ") + len(each) <= width:
-            shown += f" | {each}"
-    return shown
-
-
-class LiveLine:
-    """A status line: updated in place on a terminal, otherwise printed as a new line."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._latest = stream, ""
-        self.live = stream.isatty()  # whether the stream can replace a line
-
-    def show(self, text: str) -> None:
-        """Replace the status line by a text."""
-        self._latest = text
-        if self.live:  # a terminal cannot replace a line that wraps
-            text = _fitting(text, shutil.get_terminal_size().columns - 1)
-        self._write(text + "\n" * (not self.live))
-
-    def say(self, text: str) -> None:
-        """Print a permanent line above the status line."""
-        self._write(escaped_lines(text) + "\n")
-        if self.live and self._latest:
-            self.show(self._latest)
-
-    def close(self) -> None:
-        """End the status line, so that later text starts on a new line."""
-        if self.live:
-            self._stream.write("\n")
-            self._stream.flush()
-        self._latest = ""
-
-    def _write(self, text: str) -> None:
-        self._stream.write("\r\x1b[2K" * self.live + text)
-        self._stream.flush()

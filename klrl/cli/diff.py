@@ -26,7 +26,7 @@ def diff_command(argv: list[str]) -> int:
 def parser() -> Parser:
     """Return the command's argument parser."""
     parser = Parser(prog="klrl diff", description="Settings, versions and metrics of two runs.")
-    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, as outputs/NAME")
+    parser.add_argument("runs", nargs=2, metavar="RUN", help="a run folder, such as outputs/NAME")
     parser.add_flag(
         "--bits",
         "the first iteration and metric that differ in any bit (except times), and whether the "

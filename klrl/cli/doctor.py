@@ -1,4 +1,4 @@
-"""``klrl doctor``: checks klrl's numbers on this machine, or the gradient of a user's loss."""
+"""``klrl doctor --loss``: judges the gradient of a loss of the user's, or of a folder of losses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 
 from klrl.base.errors import ConfigError
-from klrl.base.text import text_table
+from klrl.base.screen import show
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
 _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
@@ -25,27 +25,20 @@ def doctor_command(argv: list[str]) -> int:
         changed = (each for each in given if given[each] != parser().get_default(each))
         for word in (*(f"--{each} {given[each]}" for each in changed), *args.settings):
             raise ConfigError(f"{word}: only --loss reads it; add --loss mine.py:NAME")
+        if args.audit is None:
+            raise ConfigError("klrl doctor: judges losses; add --loss mine.py:NAME")
     elif args.audit is not None:
         raise ConfigError(f"--audit {args.audit}: not with --loss; give one of them")
     with redirect_stdout(sys.stderr):  # what the user's code prints
         if args.loss is not None:
             told, text, ok = _loss(args)
-        elif args.audit is not None:
-            told, text, ok = _audit(args.audit)
         else:
-            told, text, ok = _installed() if args.install else _numbers()
-    print(json.dumps(told, indent=1) if args.json else text)
+            told, text, ok = _audit(str(args.audit))
+    if args.json:
+        print(json.dumps(told, indent=1))
+    else:
+        show(text)
     return DONE if ok else FAILED
-
-
-def _numbers() -> _Report:
-    from klrl.doctor.numbers import examine, table
-
-    lines = examine()
-    wrong = sum(not line.ok for line in lines)
-    told = f"{wrong} are off" if wrong else "all within tolerance"
-    text = f"{table(lines)}\n\n{len(lines)} numbers, {told}"
-    return [{**asdict(line), "ok": line.ok} for line in lines], text, not wrong
 
 
 def _audit(folder: str) -> _Report:
@@ -53,20 +46,6 @@ def _audit(folder: str) -> _Report:
 
     rows = list(audit(folder))
     return [asdict(row) for row in rows], audit_text(rows), True  # faulty losses are no error
-
-
-def _installed() -> _Report:
-    """Report what each use of klrl lacks; a lack is an error only for the core."""
-    from klrl.doctor.install import uses
-
-    found = uses()
-    rows = []
-    for use in found:
-        few = ", ".join(use.missing[:3])
-        more = f" and {len(use.missing) - 3} more" * (len(use.missing) > 3)
-        rows.append((use.purpose, f"no: {few}{more}" if few else "yes", use.remedy * bool(few)))
-    text = text_table([("for", "installed", "install it with"), *rows])
-    return [use._asdict() for use in found], text, not found[0].missing
 
 
 def _loss(args: Namespace) -> _Report:
@@ -82,15 +61,12 @@ def parser() -> Parser:
     """Return the command's argument parser."""
     parser = Parser(
         prog="klrl doctor",
-        description="Are this machine's KL numbers true? Estimators and their gradients against "
-        "sums over all actions, and kl=legacy against kl=retrieve. With --loss: does my own loss "
-        "have the gradient of E[return] - coef KL(pi||ref)?",
+        description="Does my own loss have the gradient of E[return] - coef KL(pi||ref)?",
     )
-    parser.add_flag("--install", "what each use of klrl has installed, and how to install the rest")
     losses = "a table of the losses in a folder of adapters"
     parser.add_argument("--audit", metavar="FOLDER", help=losses)
     parser.add_flag("--json", "print JSON instead of tables")
-    loss = parser.add_argument_group("a loss of your own (docs/doctor.md)")
+    loss = parser.add_argument_group("a custom loss (docs/doctor.md)")
     compared = "compare its gradient with the true one"
     loss.add_argument("--loss", metavar="FILE.py:NAME", help=compared)
     where = (

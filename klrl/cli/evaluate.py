@@ -75,8 +75,8 @@ def checked_run(args: argparse.Namespace) -> Path:
 
 def add_playing(parser: Parser, domains: Sequence[Domain] = (CONTROL, LANGUAGE)) -> None:
     """Add the arguments RUN and KEY=VALUE, and the options from ``--episodes`` to ``--json``."""
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
-    other = "another task, as env.kwargs.g=14 or env.id=..."
+    parser.add_argument("run", metavar="RUN", help="the run folder, such as outputs/NAME")
+    other = "another task, such as env.kwargs.g=14 or env.id=..."
     if LANGUAGE in domains:
         other += "; for language env.eval_data=..., env.reward=... or, if the run's base model was "
         other += "moved, actor.model=FOLDER"

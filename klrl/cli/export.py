@@ -39,7 +39,7 @@ def parser() -> Parser:
         "with all weights or, with LoRA, the adapters; with the tokenizer, and the author's "
         "config and generation config.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    parser.add_argument("run", metavar="RUN", help="the run folder, such as outputs/NAME")
     where = "where to write; it must not exist: FILE.onnx for control, a folder for language"
     parser.add_argument("place", metavar="PLACE", help=where)
     parser.add_flag("--merge", "language: add the adapters to the weights")

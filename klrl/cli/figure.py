@@ -25,7 +25,7 @@ def parser() -> Parser:
         description="Draw a metric: a colour per setting, its mean over seeds and 95 % interval.",
     )
     parser.add_argument("sweep", metavar="SWEEP", help="the folder of a sweep, or of any runs")
-    of_y = "a metric of metrics.jsonl, as kl/ref/exact (default: the return)"
+    of_y = "a metric of metrics.jsonl, such as kl/ref/exact (default: the return)"
     parser.add_argument("--y", metavar="METRIC", help=of_y)
     of_x = "frames, samples or iteration; another metric: a point per setting, at its final means"
     parser.add_argument("--x", metavar="METRIC", help=of_x)

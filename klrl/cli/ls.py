@@ -10,7 +10,7 @@ from typing import Any
 
 from klrl.base.digits import mean_and_error
 from klrl.base.files import expanded
-from klrl.base.text import text_table
+from klrl.base.screen import show_table
 from klrl.cli.wrapper import Parser
 from klrl.domains import Domain
 from klrl.report.listing import Entry, entries
@@ -25,7 +25,7 @@ def ls_command(argv: list[str]) -> int:
     if args.json:
         print(json.dumps([_as_json(entry) for entry in listed], indent=1))
     elif listed:
-        print(_table(listed, folder))
+        _show(listed, folder)
     else:
         print(f"{args.folder}: no runs")
     return 0
@@ -44,13 +44,13 @@ def parser() -> Parser:
     return parser
 
 
-def _table(listed: Sequence[Entry], folder: Path) -> str:
-    """Format a line per entry; add the column ``best`` if a run has a best checkpoint."""
+def _show(listed: Sequence[Entry], folder: Path) -> None:
+    """Print a line per entry; add the column ``best`` if a run has a best checkpoint."""
     scores = dict.fromkeys(entry.domain.score for entry in listed if entry.score is not None)
     score, best = ", ".join(scores) or "return", any(entry.best is not None for entry in listed)
     head = ["", "state", "progress", "", score, *["best"] * best, "KL(ref)", "started", ""]
     rows = [_cells(entry, folder, best=best) for entry in listed]
-    return text_table([head, *rows], right=range(2, 6 + best))
+    show_table([head, *rows], right=range(2, 6 + best))
 
 
 def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:

@@ -30,7 +30,8 @@ COMMANDS = {
     "export": "a policy as an ONNX file, or in Hugging Face's format",
     "verify": "is the record of a run true?",
     "plan": "what a sweep would run",
-    "doctor": "are this machine's KL numbers true?",
+    "doctor": "has a loss the right gradient?",
+    "completion": "a script that completes words in bash, zsh or fish",
 }
 #: The word of another program -> the command.
 _ALSO = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from klrl.base import ranks
 from klrl.base.errors import ConfigError
 from klrl.base.imports import collection_paused, import_for_good
 from klrl.base.streams import lasting
@@ -14,7 +15,7 @@ from klrl.config.overrides import parse_args, separate
 from klrl.domains import domain_of
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_machine
-from klrl.train.start import run_in_folder
+from klrl.train.start import run_in_folder, train
 
 
 def run_command(argv: list[str]) -> int:
@@ -34,7 +35,10 @@ def run_command(argv: list[str]) -> int:
         given = [each for each in args.overrides if not each.of_hydra]
         print(show_job(given, args.config_dir), end="")
         return 0
-    with lasting("stdout"):
+    from klrl.runs.progress import Progress
+
+    Progress.verbose = args.verbose
+    with lasting("stdout"), ranks.joined():
         return _train(args)
 
 
@@ -42,8 +46,10 @@ def _train(args: argparse.Namespace) -> int:
     """Resume a run, or run a sweep or a single job."""
     resumed = [each.value for each in args.overrides if each.key == "resume"]
     if "" in resumed:
-        raise ConfigError("resume=: names no run; give a run folder, as resume=outputs/NAME")
+        raise ConfigError("resume=: names no run; give a run folder, such as resume=outputs/NAME")
     if args.multirun:
+        if ranks.world() > 1:
+            raise ConfigError("-m: torchrun starts one run; start a sweep without torchrun")
         from klrl.sweep.run import run_sweep
 
         return run_sweep(args)
@@ -54,7 +60,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _single(args: argparse.Namespace) -> int:
     given = separate(args.overrides, multirun=False)
-    with collection_paused():
+    with ranks.agreeing(), collection_paused():
         config = Composer(args.config_dir).job_config(given.job)
         check_machine(config, given.job)
     if given.folder is not None and "${" in given.folder:
@@ -69,10 +75,9 @@ def _resume(path: str, changes: list[Given]) -> int:
     """Resume a run in its folder, with its stored settings and ``changes``."""
     from klrl.runs.resume import resumed_config
 
-    folder, config = resumed_config(path, changes)
-    check_machine(config, resumed=True)
+    folder, config = ranks.first(lambda: resumed_config(path, changes))
+    with ranks.agreeing():
+        check_machine(config, resumed=True)
     import_for_good("klrl.train.loop", domain_of(config).module)
-    from klrl.train.loop import start
-
-    start(config, RunFolder(folder), resume=True)
+    train(config, RunFolder(folder), resume=True)
     return 0

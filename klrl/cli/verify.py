@@ -42,7 +42,7 @@ def parser() -> Parser:
         "their digests; play the closing evaluations again; for a language run recompute samples' "
         "log-probs and KLs with plain transformers. Exit code 1 if something is wrong.",
     )
-    parser.add_argument("run", metavar="RUN", help="the run folder, as outputs/NAME")
+    parser.add_argument("run", metavar="RUN", help="the run folder, such as outputs/NAME")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or auto")
     add_model(parser)
     return parser

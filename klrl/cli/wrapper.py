@@ -9,17 +9,20 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
 from typing import NoReturn
 
+from klrl.base import ranks
 from klrl.base.cache import trust
 from klrl.base.errors import FAILURES, ConfigError, Interrupted
 from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
+from klrl.base.screen import show
 from klrl.base.streams import to_null
-from klrl.base.text import warn
+from klrl.base.text import escaped, warn
 from klrl.config.fields import Settings
 
 #: A function from a command's arguments to its exit code.
@@ -70,7 +73,8 @@ def exit_code(name: str, command: Command, argv: list[str]) -> int:
             sys.stdout.flush()
             return code
     except ConfigError as error:
-        _print_error(f"{name}: {error}")
+        if not ranks.rank():  # each process of torchrun raises it
+            _print_error(f"{name}: {error}")
         return REFUSED
     except AttributeError as error:
         if not isinstance(error.obj, Settings):
@@ -110,7 +114,8 @@ def _print_error(line: str) -> None:
     """Print an error in one line, after its traceback if HYDRA_FULL_ERROR is set."""
     if os.environ.get("HYDRA_FULL_ERROR", "0") not in ("", "0"):
         traceback.print_exc()
-    warn(line)
+    with suppress(OSError):
+        show(escaped(line), sys.stderr, "red")
 
 
 def _stdout_closed() -> bool:

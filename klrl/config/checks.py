@@ -84,7 +84,7 @@ def checked(settings: Mapping[str, Any]) -> JobConfig:
 
 
 #: Settings of a job outside any group.
-_UNGROUPED = ("frames", "seed", "device", "threads", "eval", "checkpoint")
+_UNGROUPED = ("frames", "seed", "device", "threads", "rank_timeout", "eval", "checkpoint")
 
 
 #: A language env -> an experiment that uses it.
@@ -188,7 +188,7 @@ def check_device_name(device: str) -> None:
     """Refuse an unknown device name."""
     if not re.fullmatch(r"auto|cpu|cuda(:0|:[1-9]\d*)?", str(device), re.ASCII):
         raise ConfigError(
-            f"device={device}: choose auto, cpu, cuda, or one of several GPUs, as cuda:1"
+            f"device={device}: choose auto, cpu, cuda, or one of several GPUs, such as cuda:1"
         )
 
 

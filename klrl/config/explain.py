@@ -232,7 +232,7 @@ def _meant(name: str, config_dir: str | None) -> str:
     """Suggest choices of this name, or of this id of Gymnasium; empty if there are none."""
     meant = [f"{group}={name}" for group in ALL_GROUPS if name in described(group, config_dir)]
     if name in PRESETS["loss"]:
-        meant = [f"loss={name} advantage={name} (language, as experiment=text)"]
+        meant = [f"loss={name} advantage={name} (language, such as experiment=text)"]
     if re.fullmatch(r"[\w.:/-]+-v\d+", name, re.ASCII):
         of_id = re.compile(rf"^  id: (\w+:)?{re.escape(name)}\b", re.I | re.M)
         files = choice_files("env", config_dir).items()

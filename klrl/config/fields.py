@@ -98,7 +98,7 @@ Words = Annotated[str | list[str], SkipValidation]
 Unit = Literal["step", "token", "sequence"]
 #: ``learner.compile``. YAML reads a bare false as a boolean.
 Compile = Annotated[
-    Literal["auto", "false", "jit", "aot"],
+    Literal["auto", "false", "jit", "aot", "kernel"],
     BeforeValidator(lambda value: "false" if value is False else value),
 ]
 

@@ -48,9 +48,13 @@ def canonical(config: JobConfig | Mapping[str, object]) -> dict[str, object]:
     """
     stored = isinstance(config, Mapping)
     settings = config if isinstance(config, Mapping) else dataclasses.asdict(config)
-    ungrouped = {f.name: nested_schema(f) for f in dataclasses.fields(Ungrouped)}
+    fields = dataclasses.fields(Ungrouped)
+    ungrouped = {f.name: nested_schema(f) for f in fields}
+    omitted = {f.name for f in fields if f.metadata.get("free")}
     result: dict[str, object] = {}
     for name, value in settings.items():
+        if name in omitted:
+            continue
         chosen = value.get(NAME) if isinstance(value, Mapping) else None
         choice = CHOICES.get(name, {}).get(str(chosen))
         schema, free = (choice.schema, choice.free) if choice else (ungrouped.get(name), ())

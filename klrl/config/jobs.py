@@ -31,6 +31,7 @@ class JobConfig(Settings, ABC):
     seed: int
     device: str
     threads: int
+    rank_timeout: float
     eval: EvalConfig
     checkpoint: CheckpointConfig
     reference: ReferenceConfig

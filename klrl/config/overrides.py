@@ -33,6 +33,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--help", "-h", action="store_true")
     parser.add_argument("--multirun", "-m", action="store_true")
+    parser.add_argument("--verbose", "-v", action="store_true")
     parser.add_argument("--cfg", "-c", choices=["job"])
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("overrides", nargs="*")

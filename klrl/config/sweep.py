@@ -44,7 +44,7 @@ class SubmititConfig(LauncherConfig):
     mem_gb: Positive = 4  # memory of each job; a control job needs about 0.6
     array_parallelism: Count = 64  # most jobs of the sweep that SLURM runs at a time
     partition: str | None = None  # the queue; null = SLURM's default
-    slurm: Values = setting({})  # further options of sbatch, as '{account: lab}'
+    slurm: Values = setting({})  # further options of sbatch, such as '{account: lab}'
 
     def at_once(self, devices: int) -> int | None:
         """Return ``array_parallelism``; None for the local cluster, which starts all jobs."""

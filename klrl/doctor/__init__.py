@@ -1,1 +1,1 @@
-"""``klrl doctor``: checks the KL numbers of this install, or the gradient of a loss."""
+"""``klrl doctor``: checks the gradient of a loss."""

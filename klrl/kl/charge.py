@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from klrl.config import OwnPart, RetrieveKLConfig
-from klrl.config.own import PartError, changes_state, config_errors, import_target
+from klrl.config.own import PartError, config_errors, import_target
 from klrl.config.placement import OWN, PLACEMENTS
 from klrl.kl.coefficient import coefficient
 from klrl.kl.divergences import REVERSE, Divergence, Which
@@ -182,7 +182,7 @@ def chosen_divergence(config: RetrieveKLConfig) -> Which:
 
 
 def _checked(setting: str, part: OwnPart | None) -> Callable[[Tensor], Tensor]:
-    """Import and try the user's function; set ``unsaved`` to whether calls change its state."""
+    """Import and try the user's function."""
     assert part is not None  # a rule requires it
     function = partial(import_target(setting, part), **part.args)
     log_ratio = torch.linspace(-2, 2, 9).reshape(3, 3).requires_grad_()  # 0 at [1, 1]
@@ -200,5 +200,4 @@ def _checked(setting: str, part: OwnPart | None) -> Callable[[Tensor], Tensor]:
                 f"is {zero:.3g} where policy and reference agree (log-ratio 0); a divergence is 0 "
                 "there"
             )
-        function.unsaved = changes_state(part, function.func, lambda: function(log_ratio))  # type: ignore[attr-defined]
     return function

@@ -15,10 +15,9 @@ from klrl.base.errors import ConfigError
 from klrl.base.files import replacing
 from klrl.base.text import nearest
 from klrl.report.measures import column, curve, final, recorded_metrics, reward_metric
-from klrl.report.pictures import LOOK, Short, draw_curve, draw_point, log_axis, look_of
+from klrl.report.pictures import LOOK, draw_curves, draw_point, label, look_of
 from klrl.report.runs import ReadRun
 from klrl.report.settings import Setting, by_task
-from klrl.report.statistics import Array
 from klrl.runs.curves import shown
 from klrl.runs.metrics import PANELS, heading, metric_of
 
@@ -87,46 +86,34 @@ def draw_figure(
 def _draw_task(figure: SubFigure, settings: Sequence[Setting], x: str, y: str, smooth: int) -> None:
     """Draw the settings of a task, label the axes, and list the settings below."""
     axes: Any = figure.subplots()
-    domain, values = settings[0].runs[0].domain, np.zeros(0)
-    curves = x in (domain.axis, "iteration")
+    domain = settings[0].runs[0].domain
+    panel, over_time = PANELS.get(str(metric_of(y, domain).panel)), x in (domain.axis, "iteration")
     for i, setting in enumerate(settings):
         colour, dashes, shape, _ = look_of(i)
-        look = {"dashes": dashes} if curves else {"marker": shape, "linestyle": ""}
+        look = {"dashes": dashes} if over_time else {"marker": shape, "linestyle": ""}
         axes.plot([], [], color=colour, label=setting.name, **look)
-        if curves:
-            drawn = replace(setting, runs=[_drawn(run, x, y, smooth) for run in setting.runs])
-            points, seeds = curve(drawn, y)
-            values = np.append(values, seeds[np.isfinite(seeds)])
-            if len(points):
-                draw_curve(axes, drawn, i, points, seeds, "first", -np.inf)
-        else:
+        if not over_time:
             at = [np.array([final(run, name) for run in setting.runs]) for name in (x, y)]
             draw_point(axes, setting, i, at, filled=True)
+    label(axes, "", "")
+    if over_time:
+        runs = [[_drawn(run, x, y, smooth) for run in setting.runs] for setting in settings]
+        drawn = [replace(each, runs=of) for each, of in zip(settings, runs, strict=True)]
+        curves = {i: curve(each, y) for i, each in enumerate(drawn)}
+        draw_curves(axes, drawn, curves, "first", log=panel is not None and panel.log)
     # The y-axis may be shorter than title and unit in one line.
-    for label, name, break_ in ((axes.set_xlabel, x, " "), (axes.set_ylabel, y, "\n")):
+    for write, name, break_ in ((axes.set_xlabel, x, " "), (axes.set_ylabel, y, "\n")):
         metric = metric_of(name, domain)
-        label(heading(metric.title) + f"{break_}({metric.unit})" * bool(metric.unit))
-    if curves:
-        axes.set_xlim(left=0)
-    axes.xaxis.set_major_formatter(Short(sep=""))
-    axes.yaxis.set_major_formatter(Short(sep=""))
-    panel = PANELS.get(str(metric_of(y, domain).panel))
-    if panel and panel.log and (values > 0).any():
-        log_axis(axes, values[values > 0])
+        write(heading(metric.title) + f"{break_}({metric.unit})" * bool(metric.unit))
     if len(settings) > 1:
         figure.legend(loc="outside lower left")
 
 
 def _drawn(run: ReadRun, x: str, y: str, smooth: int) -> ReadRun:
-    """Return a run with another x-axis, and with a smooth metric."""
-    columns = {**run.columns, y: _smoothed(column(run, y), smooth)}
+    """Return a run with another x-axis, and with means of the latest ``smooth`` values."""
+    values = column(run, y).copy()
+    recorded = np.isfinite(values)
+    known = values[recorded]
+    values[recorded] = [known[max(i - smooth, 0) : i].mean() for i in range(1, len(known) + 1)]
+    columns = {**run.columns, y: values}
     return replace(run, domain=replace(run.domain, axis=x), columns=columns)
-
-
-def _smoothed(values: Array, count: int) -> Array:
-    """Return at each recorded value the mean of the latest ``count`` values."""
-    known, smooth = values[np.isfinite(values)], values.copy()
-    smooth[np.isfinite(values)] = [
-        known[max(i - count, 0) : i].mean() for i in range(1, len(known) + 1)
-    ]
-    return smooth

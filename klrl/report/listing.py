@@ -58,7 +58,7 @@ def entries(folder: Path) -> list[Entry]:
     """List the runs and sweeps below a folder, newest last; for a sweep's folder, list its jobs."""
     if not folder.is_dir():
         what = "a file" if folder.exists() else "no such folder"
-        raise ConfigError(f"{folder}: {what}; give a folder of runs, as outputs")
+        raise ConfigError(f"{folder}: {what}; give a folder of runs, such as outputs")
     if (folder / SWEEP_FILE).is_file():
         return _jobs_of(folder)
     unsorted = [

@@ -116,17 +116,18 @@ def _tag(tag: re.Match[str]) -> str:
     return re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d\d)\d+|\n", r"\1", d[0]), text)
 
 
-class Short(EngFormatter):
+class _Short(EngFormatter):
     """Formats 10,000 as 10k and two million as 2M; leaves small numbers unchanged."""
 
     ENG_PREFIXES = {0: "", 3: "k", 6: "M", 9: "G"}  # noqa: RUF012
 
 
-def _label(axes: Any, x: str, y: str) -> None:
+def label(axes: Any, x: str, y: str) -> None:
+    """Label the axes, and shorten the numbers at the ticks."""
     axes.set_xlabel(x)
     axes.set_title(y, loc="left")  # above the numbers, which may be wide
-    axes.xaxis.set_major_formatter(Short(sep=""))
-    axes.yaxis.set_major_formatter(Short(sep=""))
+    axes.xaxis.set_major_formatter(_Short(sep=""))
+    axes.yaxis.set_major_formatter(_Short(sep=""))
 
 
 # ------------------------------------------------------------------------------- return against KL
@@ -155,7 +156,7 @@ def _against_kl(
         ]
         joined = np.array([points[i] for i in best]).reshape(-1, 2)
         axes.plot(*joined.T, color="#737373", linestyle=":", zorder=0)
-        _label(axes, f"sqrt(KL(policy||reference)), KL in {kl.unit}", f"final {metric.unit}")
+        label(axes, f"sqrt(KL(policy||reference)), KL in {kl.unit}", f"final {metric.unit}")
         # sqrt(KL) is never negative, but a mark at 0 needs a margin.
         low, high = axes.get_xlim()
         axes.set_xlim(left=max(low, -0.04 * high))
@@ -206,17 +207,12 @@ def _curves(
 ) -> list[Drawing]:
     """Draw a metric over frames; [] if there is nothing to draw."""
     curves = {i: curve(setting, metric.name) for i, setting in enumerate(settings)}
-    least = 0.0 if log else -np.inf
-    drawn = {i: of for i, of in curves.items() if (of[1] > least).any()}
+    drawn = {i: of for i, of in curves.items() if (of[1] > (0.0 if log else -np.inf)).any()}
     axis = metric_of(settings[0].runs[0].axis, settings[0].runs[0].domain)
 
     def draw(axes: Any) -> None:
-        for i, (x, seeds) in drawn.items():
-            draw_curve(axes, settings[i], i, x, seeds, kind, least)
-        _label(axes, axis.title, f"{metric.unit} (log)" if log else metric.unit)
-        axes.set_xlim(left=0)
-        if log:
-            log_axis(axes, np.concatenate([seeds[seeds > 0] for _, seeds in drawn.values()]))
+        label(axes, axis.title, f"{metric.unit} (log)" if log else metric.unit)
+        draw_curves(axes, settings, drawn, kind, log=log)
 
     left_out = [s.name for i, s in enumerate(settings) if curves[i][0].size and i not in drawn]
     what = metric.what + f"; no value on the axis: {', '.join(left_out)}" * bool(left_out)
@@ -225,7 +221,24 @@ def _curves(
     return [Drawing(kind, heading(metric.title), what, _svg(key, draw))] if more else []
 
 
-def log_axis(axes: Any, values: Array) -> None:
+def draw_curves(
+    axes: Any,
+    settings: Sequence[Setting],
+    curves: Mapping[int, tuple[Array, Array]],
+    kind: str,
+    *,
+    log: bool,
+) -> None:
+    """Draw the i-th setting's :func:`curve`, for each i of ``curves``."""
+    for i, (x, seeds) in curves.items():
+        _draw_curve(axes, settings[i], i, x, seeds, kind, 0.0 if log else -np.inf)
+    axes.set_xlim(left=0)
+    values = np.concatenate([seeds[seeds > 0] for _, seeds in curves.values()])
+    if log and len(values):
+        _log_axis(axes, values)
+
+
+def _log_axis(axes: Any, values: Array) -> None:
     """Make the y-axis logarithmic, with plain numbers: 0.02, not 2 x 10^-2."""
     axes.set_yscale("log", nonpositive="mask")
     low, high = axes.get_ylim()
@@ -236,7 +249,7 @@ def log_axis(axes: Any, values: Array) -> None:
     axes.yaxis.set_minor_formatter("")
 
 
-def draw_curve(
+def _draw_curve(
     axes: Any, setting: Setting, i: int, x: Array, seeds: Array, kind: str, least: float
 ) -> None:
     """Draw a setting's mean, interval and seeds; the interval is drawn above ``least``."""

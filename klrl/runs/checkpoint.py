@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,8 @@ from uuid import uuid4
 import torch
 from torchrl.checkpoint import GlobalRNGState
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base import ranks
+from klrl.base.errors import ConfigError, RankError, first_line
 from klrl.base.files import make_folder, sync
 from klrl.base.text import warn
 from klrl.runs.entry import CheckpointEntry, DamagedEntry, write_entry
@@ -78,6 +80,21 @@ class Generators(GlobalRNGState):
             torch.cuda.set_rng_state(state["torch_cuda"][0].cpu(), self._device)
 
 
+#: Bytes of an element -> the integers that have the same bits; elements of a checksum's piece.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_PIECE = 2**20
+
+
+def checksum(value: torch.Tensor) -> int:
+    """Return a number that changes if one element of a tensor changes; on the tensor's device."""
+    words = value.detach().contiguous().reshape(-1).view(_INTEGERS[value.element_size()])
+    total = 0
+    for piece in words.split(_PIECE):
+        places = torch.arange(1, len(piece) + 1, device=piece.device)
+        total = (31 * total + int((piece.to(torch.int64) * places).sum())) % 2**61
+    return total
+
+
 class Checkpoints:
     """Saves named components of a run as ``last`` or ``best``, and restores them from ``last``."""
 
@@ -90,11 +107,32 @@ class Checkpoints:
         self._refused: list[Path] = []
 
     def save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
-        """Write an entry of ``last`` or ``best``; ``step`` is the number of frames.
+        """Write an entry of ``last`` or ``best``, in rank 0; ``step`` is the number of frames.
 
         Raises:
             OSError: writing failed, as on a full disk; earlier entries are kept.
+            RankError: the policies of the run's processes differ.
         """
+        self._compare()
+        ranks.first(partial(self._save, which, step, metadata))
+
+    def _compare(self) -> None:
+        """Compare the policies of the run's processes, by a digest of each tensor."""
+        if ranks.world() == 1:
+            return
+        state = self._components["agent"].state_dict()
+        digests = {name: checksum(each) for name, each in state.items() if torch.is_tensor(each)}
+        found = ranks.gathered(digests)
+        usual = max(found, key=found.count)
+        for rank, each in enumerate(found):
+            if each != usual:
+                name = next(name for name in usual if usual[name] != each.get(name))
+                raise RankError(
+                    f"rank {rank}: its weights differ from those of the other processes, first in "
+                    f"{name}; the last checkpoint is kept"
+                )
+
+    def _save(self, which: str, step: int, metadata: Mapping[str, object]) -> None:
         remove_leftovers(self._folder.parent)
         destination = self._folder / which / f"frames-{step:012d}"
         chosen = {n: c for n, c in self._components.items() if n not in _LEFT_OUT[which]}
@@ -115,7 +153,18 @@ class Checkpoints:
             shutil.rmtree(staging, ignore_errors=True)
 
     def load_last(self, device: torch.device) -> State:
-        """Restore all components from the newest intact entry of ``last``; return its metadata."""
+        """Restore all components from the newest intact entry of ``last``; return its metadata.
+
+        Rank 0 reads the entry, and sends each component's state to the other processes.
+        """
+        metadata = ranks.first(partial(self._load_last, device))
+        for component in self._components.values() if ranks.world() > 1 else ():
+            state = ranks.first(component.state_dict)
+            if ranks.rank():
+                component.load_state_dict(state)
+        return metadata
+
+    def _load_last(self, device: torch.device) -> State:
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
         folder = self._folder / "last"
@@ -124,6 +173,9 @@ class Checkpoints:
 
     def drop_best(self, after: int) -> bool:
         """Remove ``best`` entries of more than ``after`` frames; return whether one is left."""
+        return ranks.first(partial(self._drop_best, after))
+
+    def _drop_best(self, after: int) -> bool:
         entries = _newest_first(self._folder / "best")
         later = [path for path in entries if int(path.name.removeprefix("frames-")) > after]
         for path in later:

@@ -21,6 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from klrl import __version__
+from klrl.base import ranks
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import make_folder, read_plain, refuse_link, replace_file, to_update
 from klrl.base.tables import LOADER, yaml_text
@@ -264,6 +265,8 @@ class RunFolder:
             "resumed": [*(before.get("resumed") or []), start] if before else [],
             # All values of ``frames`` so far; the learning rate decayed over them in turn.
             "planned": planned + [config.frames] * (planned[-1:] != [config.frames]),
+            # The number of processes of each start; with another number, rows differ by rounding.
+            "ranks": [*(before.get("ranks") or []), ranks.world()],
             **more,
         }
         self._write(manifest)

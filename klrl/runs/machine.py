@@ -9,12 +9,14 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
+from klrl.base import ranks
 from klrl.base.errors import ConfigError, user_code
 from klrl.config import (
     GROUPS,
     CustomLoggerConfig,
     JobConfig,
     LanguageConfig,
+    LegacyKLConfig,
     WandbConfig,
     choice_of,
 )
@@ -29,7 +31,7 @@ def check_language_packages(config: LanguageConfig) -> None:
     """Refuse a language job if a package of klrl's extra ``language`` is not installed."""
     packages = ["transformers", "tokenizers"]
     for package in [*packages, "peft"] if config.actor.lora.r else packages:
-        setting = "actor.lora.r" if package == "peft" else "actor=causal_lm"
+        setting = "actor.lora.r" if package == "peft" else f"env={config.env.name}"
         require(package, setting, "pip install 'klrl[language]'")
 
 
@@ -108,14 +110,48 @@ def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bo
 
         check_logger(config.logger)
     overridden = frozenset(each.key for each in given)
+    if ranks.world() > 1:
+        check_ranks(config)
+    check_device(config.device)  # an environment may compute on it
     domain_of(config).function("job_checks")(config, overridden, resumed=resumed)
-    check_device(config.device)
+
+
+def check_ranks(config: JobConfig) -> None:
+    """Refuse a job that several processes of torchrun cannot share."""
+    world, local = ranks.world(), ranks.local_rank() or 0
+    if not isinstance(config, LanguageConfig):
+        raise ConfigError(
+            f"env={config.env.name}: a control run is one process; start it without torchrun, or "
+            "start a sweep with -m"
+        )
+    if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
+        raise ConfigError("kl.apply=step: TorchRL's environment is one process; use rollout")
+    if config.advantage.name == "gae":
+        raise ConfigError("advantage=gae: its critic learns in one process; choose group")
+    prompts = config.collector.prompts // config.learner.minibatches
+    if prompts % world:
+        raise ConfigError(
+            f"torchrun: {world} processes do not divide the {prompts} prompts of a minibatch "
+            "(collector.prompts / learner.minibatches); change one of the three"
+        )
+    if config.device.startswith("cuda:"):
+        raise ConfigError(f"device={config.device}: each process takes its own GPU; use cuda")
+    if config.device != "cpu" and (count := cuda_devices()) and local >= count:
+        raise ConfigError(
+            f"device={config.device}: no GPU is left, this machine has {count}; give torchrun "
+            f"--nproc_per_node {count}, or device=cpu"
+        )
 
 
 def device_of(name: str) -> torch.device:
-    """Return a device: ``auto`` is cuda if available, else cpu; ``cuda`` is torch's current GPU."""
+    """Return a device: ``auto`` is cuda if available, else cpu; ``cuda`` is torch's current GPU.
+
+    Each process of torchrun has its own GPU.
+    """
     import torch
 
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and (local := ranks.local_rank()) is not None:
+        torch.cuda.set_device(local)
     return torch.device(f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name)

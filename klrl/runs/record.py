@@ -9,6 +9,7 @@ from functools import partial
 
 from klrl.base.errors import STOPS, OwnerError, in_one_line
 from klrl.base.files import to_append
+from klrl.base.screen import show_block
 from klrl.base.text import escaped
 from klrl.config import JobConfig
 from klrl.domains import domain_of
@@ -159,7 +160,7 @@ def recording(
     finally:
         metrics.close()
         samples.close()
-    guard.call("progress", print, summary(files, config, counters.frames))
+    guard.call("progress", show_block, summary(files, config, counters.frames))
 
 
 def _evaluated(row: Row, config: JobConfig) -> list[str]:

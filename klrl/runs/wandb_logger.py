@@ -5,7 +5,8 @@ from __future__ import annotations
 import configparser
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from klrl.base.errors import ConfigError, Interrupted, first_line
 from klrl.base.files import expanded, read_plain, refuse_link
 from klrl.base.text import escaped
 from klrl.config import WandbConfig
+from klrl.config.identity import identity
+from klrl.domains import Domain
+from klrl.runs.folder import read_manifest
 from klrl.runs.loggers import LoggedRun, Logger, Samples, Video
 from klrl.runs.metrics import Row, metrics_of
+from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 
 #: Time limits in seconds: for wandb's server to accept a new run, and to receive the last uploads.
@@ -72,7 +77,7 @@ def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logge
         raise
     finally:
         if run is not None and not logged.guard.has_failed(_WandbLogger.part):
-            _finish(run, code, logged)
+            _finish(run, code, config, logged)
         if logged.guard.has_failed(_WandbLogger.part):
             _end_service()
 
@@ -81,13 +86,15 @@ def wandb_run(config: WandbConfig, logged: LoggedRun) -> Iterator[Sequence[Logge
 _failed_sweeps: set[str | None] = set()
 
 
-def _finish(run: Any, code: int, logged: LoggedRun) -> None:
+def _finish(run: Any, code: int, config: WandbConfig, logged: LoggedRun) -> None:
     """End a wandb run, and wait for its uploads; a failure does not end the job."""
     online, log = not (run.offline or run.disabled), Path(run.settings.log_internal)
     if online:
         waiting = f"waiting for wandb's uploads, at most {_FINISH_SECONDS:.0f} s"
         logged.guard.call("progress", print, waiting, flush=True)
     try:
+        if logged.rows is not None:
+            _close(run, config, logged.folder, logged.rows(), logged.domain)
         run.finish(exit_code=code)
         # ``finish`` does not raise if the server refused rows, as by 401.
         for line in log.read_text("utf-8").splitlines() if online and log.is_file() else ():
@@ -97,6 +104,49 @@ def _finish(run: Any, code: int, logged: LoggedRun) -> None:
         _failed_sweeps.add(logged.group)
         instead = "metrics.jsonl has all rows; wandb sync uploads them later"
         logged.guard.failed(_WandbLogger.part, error, instead)
+
+
+#: What an artifact has of a run's folder: enough to evaluate, resume and report the run.
+_FILES = (".hydra/*", "checkpoints/**/*", "curves.png", "manifest.json", "metrics.jsonl")
+
+
+def _close(
+    run: Any, config: WandbConfig, folder: Path, rows: Sequence[Row], domain: Domain
+) -> None:
+    """Add the best scores to the summary, next to the last ones; log the artifact."""
+    scores = [name for name, each in metrics_of(domain).items() if each.panel == "score"]
+    values = {name: [row[name] for row in rows if name in row] for name in scores}
+    run.summary.update({f"best/{name}": max(of) for name, of in values.items() if of})
+    if config.artifacts:
+        import wandb
+
+        artifact = wandb.Artifact(f"run-{run.id}", "model")
+        # Immutable: wandb uploads the files themselves, and makes no copy.
+        for path in filter(Path.is_file, (path for each in _FILES for path in folder.glob(each))):
+            name = str(path.relative_to(folder))
+            artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
+        run.log_artifact(artifact)
+
+
+def choices_of(settings: Mapping[str, Any]) -> list[str]:
+    """List a run's task and choices, for wandb's tags: ``pendulum``, ``klpen``, ``retrieve``."""
+    task = settings["env"].get("id") or settings["env"]["name"]
+    groups = ("loss", "kl", "reference", "controller", "advantage")
+    return [re.sub(r".*/|-v\d+$", "", task).lower(), *(settings[each]["name"] for each in groups)]
+
+
+def run_name(settings: Mapping[str, Any], swept: str = "") -> str:
+    """Name a run by its choices: ``pendulum-klpen-kl0.1-s0``.
+
+    ``swept``: a job's name in a sweep, such as ``optim.lr=0.1,seed=0``; what the choices lack of it
+    is added.
+    """
+    task, loss, kl, *_ = choices_of(settings)
+    coef, seed = settings["kl"].get("coef"), settings["seed"]
+    named = [] if kl == "none" else ["klauto" if coef is None else f"kl{coef:g}"]
+    said = ("env", "loss", "kl.coef", "seed")
+    more = [each for each in swept.split(",") if each.partition("=")[0] not in (*said, "")]
+    return "-".join([task, loss, *named, f"s{seed}", *more])[:128]
 
 
 def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
@@ -118,8 +168,9 @@ def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
     axis = logged.domain.axis
     for metric in metrics_of(logged.domain).values():
         step = None if metric.name == axis else axis
-        # Hide counts: most of their charts are straight lines.
-        run.define_metric(metric.name, step_metric=step, hidden=metric.digits == 0)
+        # Hide counts, most of which are straight lines, standard errors, and times of parts.
+        hidden = metric.digits == 0 or metric.name.endswith("_se") or metric.title[:8] == "time of "
+        run.define_metric(metric.name, step_metric=step, hidden=hidden)
     run.define_metric("*", step_metric=axis)  # for the table of responses, which is not declared
     if not run.starting_step:
         # Offline, a resumed run has a new file. Its upload replaces those before, so it starts with
@@ -132,20 +183,23 @@ def _open_run(config: WandbConfig, logged: LoggedRun) -> Any:
 def _init(config: WandbConfig, logged: LoggedRun, mode: Any) -> Any:
     import wandb
 
-    folder, group = logged.folder, logged.group
+    folder, settings = logged.folder, logged.settings
     refuse_link(folder / "wandb")
+    manifest, job = read_manifest(folder), identity(stored_config(folder))
+    about = {"version": manifest["klrl"], "argv": manifest["argv"], "identity": job.settings}
     return wandb.init(
         project=config.project,
         entity=config.entity,
-        tags=list(config.tags),
-        group=group,
+        tags=list(dict.fromkeys([*choices_of(settings), *config.tags])),
+        group=config.group or logged.group,
+        notes=config.notes,
         job_type="train",
-        name=f"{group}/{folder.name}" if group else folder.name,
+        name=run_name(settings, folder.name if logged.group else ""),
         id=logged.run_id,
         resume="allow",
         # Absolute, since wandb's service, one per process, may run in a different folder.
         dir=str(folder.resolve()),
-        config=logged.settings,
+        config={**settings, "klrl": {**about, "numerics": job.numerics}},
         mode=mode,
         settings=wandb.Settings(
             base_url=wandb_server(),

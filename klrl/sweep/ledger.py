@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from klrl.base.text import counted, text_table
+from klrl.base.screen import show_table
+from klrl.base.text import counted
 from klrl.domains import Domain, domain_of
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import METRICS, metric_of
@@ -71,8 +72,8 @@ class Ledger:
         """Replace ``sweep.json`` in one step."""
         self.before.write(self._command, list(self._entries.values()))
 
-    def table(self) -> str:
-        """Format one line per job; finished jobs come first."""
+    def show_table(self) -> None:
+        """Print one line per job; finished jobs come first."""
         domains = [domain_of(job.config) for job in self.jobs.values()]
         # The column is named ``frames/samples`` if the sweep has jobs of both domains.
         axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
@@ -80,7 +81,7 @@ class Ledger:
         heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
         # Read the rows of one job at a time: a sweep may have a thousand jobs.
         rows = sorted(map(self._line, self.jobs.values()), key=lambda row: row[1] != "finished")
-        return text_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
+        show_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
 
     def _line(self, job: Job) -> tuple[str, ...]:
         status, error = self._entries[job.name].status, self._entries[job.name].error
@@ -99,7 +100,7 @@ class Ledger:
 
     def print_table(self, head: str = "") -> None:
         """Print the table and the number of jobs per status: ``2 jobs: 1 failed, 1 finished``."""
-        print(self.table())
+        self.show_table()
         states = sorted(self.status(name) for name in self.jobs)
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
         jobs = counted(len(states), "job")

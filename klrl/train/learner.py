@@ -40,7 +40,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
-    mode: str  # how steps are compiled: false (eager), jit, aot; may change at the first minibatch
+    mode: str  # how steps are compiled, as learner.compile; may change at the first minibatch
     #: Called at the first minibatch: ``say`` with each line for the user; ``mode_changed`` with the
     #: new ``mode``, if it changed.
     say: Callable[[str], None]

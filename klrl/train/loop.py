@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base import ranks
 from klrl.base.errors import ConfigError, user_code
 from klrl.base.interrupt import StopRequest
 from klrl.config import JobConfig, TargetControllerConfig, factory
@@ -211,7 +212,7 @@ class Training:
                 improved = self.evaluations.during(row)
                 self.evaluations.closing(row, files, self.recorder, improved)
                 self.record(row, batch)
-                stopping = stop.requested
+                stopping = stop.agreed()
                 self.parts.phase("checkpoint")
                 self.save(checkpoints, improved, stopping)
                 if stopping and not self.evaluations.over:
@@ -348,7 +349,7 @@ class Training:
                 late=late,
                 group=group,
                 manifest=manifest,
-                marks=marks,
+                marks=None if ranks.rank() else marks,
                 phases=self.parts.phase,
             )
         )
@@ -360,10 +361,7 @@ class Training:
         steps.mode_changed = lambda mode: files.update(compile=mode)
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
-        kl = self.parts.kl
         parts = {
-            "kl.own_estimator": kl and kl.estimator,
-            "kl.own_divergence": kl and kl.divergence.name,
             "controller": self.controller,
             "advantage": self.parts.estimate_advantage,
             "loss": self.parts.learner.loss,
@@ -442,7 +440,7 @@ def start(
             check_one_run(files, f"{'resume' if resume else 'folder'}={files.path}")
             check_sources(config)
             torch.set_num_threads(config.threads)
-            training = Training(config, files.manifest if resume else None)
+            training = Training(config, ranks.first(lambda: files.manifest) if resume else None)
             training.train(files, group=group, resume=resume, callbacks=callbacks)
             return training.signum
     finally:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from torch import device
 
+from klrl.base import ranks
 from klrl.base.errors import EnvError, NonFiniteError, RewardError
 from klrl.config import JobConfig
 from klrl.domains import Domain
@@ -18,7 +20,7 @@ from klrl.runs.checkpoint import Counters, load_component
 from klrl.runs.folder import RunFolder
 from klrl.runs.metrics import Row, require_declared
 from klrl.runs.record import Recorder
-from klrl.runs.state import Component
+from klrl.runs.state import Component, State
 from klrl.train.scores import CLOSING, IN_RUN, Evaluation, Size, Starts
 
 #: Assumed longest episode, in steps, of an environment that declares no limit.
@@ -166,7 +168,20 @@ class Evaluations:
         return improved
 
     def during(self, row: Row) -> bool:
-        """If due, evaluate and add the result to ``row``; return whether to save ``best``."""
+        """If due, evaluate and add the result to ``row``; return whether to save ``best``.
+
+        Rank 0 of the run's processes evaluates, and the others get its results.
+        """
+        improved, result, counted = ranks.first(partial(self._during, row))
+        row |= result
+        self._counters.load_state_dict(counted)
+        return improved
+
+    def _during(self, row: Row) -> tuple[bool, Row, State]:
+        improved = self._improved(row)
+        return improved, row, self._counters.state_dict()
+
+    def _improved(self, row: Row) -> bool:
         counters = self._counters
         row |= self._parts.held_out()
         if counters.iteration in self.schedule.iterations:
@@ -187,7 +202,7 @@ class Evaluations:
         Both policies start from the same states, none of which was used to choose the best policy.
         If ``row`` has results of an evaluation already, they are replaced.
         """
-        if not self.over:
+        if not self.over or ranks.rank():
             return
         if self._counters.iteration < self._last:
             recorder.say(

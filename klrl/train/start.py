@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from klrl.base import ranks
 from klrl.base.errors import ConfigError, OwnerError
 from klrl.base.files import expanded
 from klrl.base.imports import collection_paused
-from klrl.config import JobConfig
-from klrl.runs.folder import RunFolder, new_path
+from klrl.config import JobConfig, LoggerConfig
+from klrl.config.identity import settings_hash
+from klrl.runs.folder import RunFolder, new_path, versions
 from klrl.runs.owner import OwnedElsewhere
 
 if TYPE_CHECKING:
@@ -61,6 +67,36 @@ class OutputFolder:
                     path.rmdir()
 
 
+def train(
+    config: JobConfig,
+    files: RunFolder,
+    *,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Train a checked job, by :func:`klrl.train.loop.start`, in all processes of torchrun.
+
+    Only rank 0 writes into the run's folder; a copy of another rank's record goes to a temporary
+    folder.
+    """
+    with collection_paused():
+        from klrl.train import loop  # imports torch
+    if ranks.world() == 1:
+        loop.start(config, files, resume=resume, callbacks=callbacks)
+        return
+    with ExitStack() as stack:
+        stack.enter_context(ranks.joined())
+        stack.enter_context(ranks.waiting(config.rank_timeout))
+        ranks.require_equal("versions", versions())
+        ranks.require_equal("settings", settings_hash(config))
+        if ranks.rank():
+            aside = stack.enter_context(TemporaryDirectory())
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+            config = replace(config, logger=LoggerConfig(name="none"))
+            files = RunFolder(Path(aside) / "run")
+        loop.start(config, files, resume=resume, callbacks=callbacks)
+
+
 def run_in_folder(
     given: str | None,
     config: JobConfig,
@@ -81,15 +117,14 @@ def run_in_folder(
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
     folder = OutputFolder(given, f"{setting}={given or 'outputs'}")
-    if folder.holds_run:
+    if folder.holds_run and not ranks.rank():
         raise ConfigError(
             f"{setting}={given}: already has a run; give a different folder, or resume={given}"
         )
     try:
-        folder.make()
-        with collection_paused():
-            from klrl.train import loop  # imports torch
-        loop.start(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
+        if not ranks.rank():
+            folder.make()
+        train(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
     except (OwnedElsewhere, OwnerError):
         raise  # another process owns the files in the folder, or it is not this run's any more
     except BaseException:

@@ -23,14 +23,26 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return said.err
 
 
-def test_a_missing_optional_package_is_named(capsys, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "package", "says"),
+    [
+        ([], "wandb", "logger=wandb: the package wandb is not installed; pip install wandb"),
+        (  # ``make run`` installs no extra
+            ["experiment=sort_digits"],
+            "transformers",
+            "klrl: env=sort_digits: the package transformers is not installed; "
+            "pip install 'klrl[language]'\n",
+        ),
+    ],
+)
+def test_a_missing_optional_package_is_named(words, package, says, capsys, monkeypatch) -> None:
     import importlib.util
 
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda n, *a: None if n == "wandb" else find(n, *a)
+        importlib.util, "find_spec", lambda n, *a: None if n == package else find(n, *a)
     )
-    assert "logger=wandb: the package wandb is not installed; pip install wandb" in refused(capsys)
+    assert says in refused(capsys, *words)
 
 
 @pytest.mark.integration

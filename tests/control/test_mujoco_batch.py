@@ -14,6 +14,7 @@ from gymnasium.wrappers import TimeLimit, TransformReward
 import klrl
 from klrl.base.seeds import derived_seed
 from klrl.config import CustomEnvConfig
+from klrl.control.env import batch as batches
 from klrl.control.env import mujoco_batch
 from klrl.control.env.copies import VectorGymEnv, make_copies
 from tests.agents import gym
@@ -44,7 +45,7 @@ CASES += [
 def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tuple[int, int]:
     """Compare every result of a batch with Gymnasium's; how many episodes ended, of each kind."""
     env = VectorGymEnv(env_id, copies, kwargs=kwargs, seed=5)
-    assert env.simulators.stepped == f"{copies} copies in one MuJoCo batch"
+    assert env.simulators.stepped == f"{copies} copies in one batch"
     own = [gymnasium.make(env_id, **kwargs) for _ in range(copies)]
     begun = [0] * copies
 
@@ -53,19 +54,17 @@ def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tup
         return own[i].reset(seed=derived_seed(5 + i, "episode", begun[i] - 1))[0]
 
     rng, counts = np.random.default_rng(3), np.zeros(2, int)
-    space = own[0].action_space
     seen = env.reset_native()
     for i in range(copies):
         assert seen[i].tobytes() == reset(i).tobytes()
     for step in range(steps):
-        scale = 0.3 if step // 40 % 2 else 1.2  # small, and also outside the bounds
-        actions = (scale * rng.uniform(space.low, space.high, (copies, *space.shape))).astype("f4")
+        actions, given = drawn(own[0].action_space, seen, step, rng)
         results = env.step_native(actions)
         for i in range(copies):
-            given = np.clip(actions[i], space.low, space.high)
-            observation, *rest = own[i].step(given)[:4]
+            observation, *rest = own[i].step(given[i])[:4]
             assert results[0][i].tobytes() == observation.tobytes(), (step, i)
             assert [result[i] for result in results[1:]] == rest, (step, i)
+            assert np.signbit(results[1][i]) == np.signbit(rest[0]), (step, i)
         counts += [int(results[2].sum()), int(results[3].sum())]
         ended = results[2] | results[3]
         if ended.any():
@@ -75,12 +74,35 @@ def compare(env_id: str, kwargs: dict[str, Any], copies: int, steps: int) -> tup
     return counts[0], counts[1]
 
 
+def drawn(
+    space: gymnasium.Space, seen: np.ndarray, step: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw actions for observations ``seen`` [N, D], and these actions within their bounds."""
+    if isinstance(space, gymnasium.spaces.Box):
+        scale = 0.3 if step // 40 % 2 else 1.2  # small, and also outside the bounds
+        actions = scale * rng.uniform(space.low, space.high, (len(seen), *space.shape))
+        actions = actions.astype("f4")
+        return actions, np.clip(actions, space.low, space.high)
+    chosen, most = rng.integers(0, space.n, len(seen)), int(space.n) - 1
+    if step % 500 > 100:  # along the velocity, which swings a car or a pendulum up
+        chosen = np.where(rng.random(len(seen)) < 0.95, most * (seen[:, -1] > 0), chosen)
+    return chosen, chosen
+
+
 @pytest.mark.parametrize(("env_id", "kwargs"), CASES)
 def test_each_result_is_gymnasiums(env_id: str, kwargs: dict[str, Any]) -> None:
     terminated, truncated = compare(env_id, kwargs, 3, 80)
     falls = env_id not in NEVER_FALL and kwargs.get("terminate_when_unhealthy", True)
     assert (terminated > 0) == falls
     assert truncated > 0 or "max_episode_steps" not in kwargs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("env_id", TASKS)
+def test_each_of_20_000_results_is_gymnasiums(env_id: str) -> None:
+    falls = env_id not in NEVER_FALL
+    terminated, truncated = compare(env_id, {"max_episode_steps": 25 if falls else 190}, 8, 2500)
+    assert (terminated > 10, truncated > 10) == (falls, True)
 
 
 def both(env_id: str, copies: int = 3) -> tuple[VectorGymEnv, VectorGymEnv]:
@@ -92,11 +114,16 @@ def both(env_id: str, copies: int = 3) -> tuple[VectorGymEnv, VectorGymEnv]:
 
 @pytest.mark.parametrize("env_id", ["Hopper-v5", "HalfCheetah-v5"])
 def test_copies_that_wait_are_left_alone(env_id: str) -> None:
+    masked(env_id)
+
+
+def masked(env_id: str) -> None:
+    """Step some copies of a batch, and copies one by one; compare all results."""
     pair, rng = both(env_id), np.random.default_rng(0)
     for env in pair:
         env.reset_native()
     for _ in range(40):
-        actions = rng.uniform(-1, 1, (3, *pair[0].action_spec.shape[1:])).astype("f4")
+        actions = pair[0].action_spec.rand().numpy()
         mask = rng.random(3) < 0.6
         mask[rng.integers(3)] = True
         results = [env.step_native(actions, mask) for env in pair]
@@ -170,13 +197,13 @@ def test_one_wrong_number_is_found_before_the_batch_is_used(
 ) -> None:
     monkeypatch.setattr(Once, "wrong", wrong)
     monkeypatch.setitem(mujoco_batch.TASKS, "gymnasium.envs.mujoco.hopper_v5:HopperEnv", Once)
-    monkeypatch.setattr(mujoco_batch, "_compared", set())
+    monkeypatch.setattr(batches, "_compared", set())
     env = VectorGymEnv("Hopper-v5", 3, seed=2)
     if not wrong:
-        assert env.simulators.stepped == "3 copies in one MuJoCo batch"
+        assert env.simulators.stepped == "3 copies in one batch"
         other = VectorGymEnv("Hopper-v5", 3, kwargs={"healthy_z_range": (0.9, 2.0)})
         assert "batch" in other.simulators.stepped
-        assert len(mujoco_batch._compared) == 2, "other arguments are compared again"
+        assert len(batches._compared) == 2, "other arguments are compared again"
         return
     assert env.simulators.stepped.startswith(
         "3 copies one by one (a batch differs from Gymnasium in step "
@@ -195,7 +222,7 @@ def test_what_a_batch_cannot_serve_is_stepped_one_by_one(monkeypatch: pytest.Mon
         return VectorGymEnv(env_id, copies, **how).simulators.stepped
 
     cost = "; a batch would take about 2/3 of the time)"
-    assert stepped("CartPole-v1") == "2 copies one by one"
+    assert stepped("Blackjack-v1") == "2 copies one by one"
     assert stepped("Ant-v5") == "2 copies one by one (Ant-v5 has no batch)"
     assert stepped(copies=1) == "one copy"
     wrapped = stepped(make=lambda: TransformReward(hopper(), lambda r: r))

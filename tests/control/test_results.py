@@ -10,7 +10,7 @@ from gymnasium import spaces
 from klrl.base.errors import FAILURES, ConfigError, EnvError, NonFiniteError
 from klrl.config import EnvConfig
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.observation import Packed, layout_of
+from klrl.control.env.observation import layout_of
 from klrl.control.run.job_checks import _check_a_step
 
 ACTION = np.zeros((2, 1), np.float32)
@@ -134,7 +134,7 @@ def test_one_that_hangs_at_its_first_step_is_refused_beforehand() -> None:
 
     config = EnvConfig("Slow", {}, 1, True, 1.0, step_timeout=0.2, name="gym")
     with pytest.raises(ConfigError, match=r"env.step_timeout=0.2: the first step of env.id=Slow"):
-        _check_a_step(config, Slow())
+        _check_a_step(config, Slow(), None)
 
 
 @pytest.mark.parametrize("image", [False, True])
@@ -147,11 +147,11 @@ def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) 
     config = EnvConfig("Faulty", {}, 1, True, 1.0, step_timeout=None, name="gym")
     said = "its first step: observation has 0.7, which its space's uint8 cannot hold"
     with pytest.raises(ConfigError, match=said):
-        _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
+        _check_a_step(config, copy, layout)
     whole = np.full(shape, 7.0)
     monkeypatch.setattr(Faulty, "step", lambda self, action: (whole, 0.5, False, False, {}))
     copy = Faulty({"reset": whole})
-    _check_a_step(config, copy if layout is None else Packed(copy, layout), layout)
+    _check_a_step(config, copy, layout)
 
 
 @pytest.mark.parametrize("number", [0.7, 300, np.nan])

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 
 from klrl.config import AdvantageConfig
-from klrl.control.run.advantage import RewardNormalizer, learned_reward
+from klrl.control.run.advantage import RewardNormalizer, discounted, learned_reward
 from klrl.kl.charge import RAW_REWARD_KEY
 from klrl.runs.rows import read_rows
 from klrl.train.loop import Training
@@ -61,6 +61,25 @@ def test_no_sum_crosses_the_end_of_an_episode() -> None:
     again.load_state_dict(json.loads(json.dumps(normalizer.state_dict())))
     assert again.scale == scale
     assert again.state_dict() == normalizer.state_dict()
+
+
+@pytest.mark.parametrize(("copies", "steps"), [(1, 40), (5, 17), (300, 3)])
+def test_sums_over_time_are_those_of_python_floats_to_the_bit(copies: int, steps: int) -> None:
+    delta = torch.randn(copies, steps, 1)
+    decay = 0.93 * (torch.rand(copies, steps, 1) < 0.8).float()
+    found = discounted(delta, decay)
+    for i in range(copies):
+        later = 0.0
+        for t in reversed(range(steps)):
+            later = float(delta[i, t]) + float(decay[i, t]) * later
+            assert found[i, t] == torch.tensor(later)
+    normalizer, done = RewardNormalizer(GAMMA), decay == 0
+    normalizer.update(delta, done)
+    for i in range(copies):
+        g = 0.0
+        for t in range(steps):
+            g = (float(delta[i, t]) + g) * GAMMA * float(not done[i, t])
+        assert normalizer.state_dict()["sums"][i] == g
 
 
 def test_rewards_that_are_all_0_have_no_scale() -> None:

@@ -14,10 +14,12 @@ from tests.doctor.reports import MANY, ONE, THREE, Faults, codes, everywhere, lo
 from tests.doctor.test_problems import tables
 from tests.runs.commands import exits
 
+#: Problems of each kind; their gradients are sums over all episodes.
+SEEDS = 5
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples" / "losses.py"
 
 
-def examine(name: str, placement: str = "loss", seeds: int = 12, **settings) -> LossReport:
+def examine(name: str, placement: str = "loss", seeds: int = SEEDS, **settings) -> LossReport:
     return examine_loss(f"{EXAMPLES}:{name}", placement=placement, seeds=seeds, settings=settings)
 
 
@@ -33,7 +35,7 @@ RIGHT = {"k2_of_sequences": "loss", "split": "split"}
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("seeds", [20, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_five_wrong_losses_are_found_and_two_right_ones_pass_in_a_minute(seeds: int) -> None:
     start = time.process_time()
     for name, (expected, words) in WRONG.items():
@@ -75,7 +77,7 @@ def test_other_examples(name: str, placement: str, expected: Faults) -> None:
 def test_the_numbers_of_one_step_are_those_of_softmax_gradients(name: str) -> None:
     """Over the logits of one state: of E[R] p (R - E R), of KL p (r - KL), of KL(ref||pi) p - q."""
     cosines, errors, along = [], [], []
-    for seed in range(12):
+    for seed in range(SEEDS):
         p, q, rewards = tables(Problem(KINDS[0], seed))
         r = (p / q).log()
         gain = p * (rewards - (p * rewards).sum(-1, keepdim=True))
@@ -104,7 +106,7 @@ def test_the_numbers_of_one_step_are_those_of_softmax_gradients(name: str) -> No
 )
 @pytest.mark.integration
 def test_modules_of_klrl_and_torchrl(loss: str, placement: str, expected) -> None:
-    report = examine_loss(loss, placement=placement, seeds=5)
+    report = examine_loss(loss, placement=placement, seeds=3)
     assert codes(report) == expected
     assert "counted: loss_objective" in report.described
     assert "not counted: loss_entropy" in report.described
@@ -206,7 +208,7 @@ def mine(tmp_path: Path) -> Path:
     ],
 )
 def test_losses_of_ones_own(mine: Path, name: str, expected: Faults) -> None:
-    report = examine_loss(f"{mine}:{name}", seeds=8)
+    report = examine_loss(f"{mine}:{name}", seeds=4)
     assert codes(report) == expected
     if name == "constant":  # the direction of a gradient of rounding errors is not a number
         assert {(kind.cosine.min, kind.cosine.max) for kind in report.kinds} == {(0, 0)}
@@ -239,11 +241,11 @@ def loss({names}):
 @pytest.mark.integration
 def test_a_sum_over_the_batch_is_right(mine: Path) -> None:
     """Sampled batches are as large as the exact one, so that a sum is no bias."""
-    summed = examine_loss(f"{mine}:summed", seeds=100)
+    summed = examine_loss(f"{mine}:summed", seeds=40)
     assert summed.ok
     for kind, episodes in zip(summed.kinds, (1312, 1296, 1296), strict=True):
         assert kind.scale.min == pytest.approx(episodes)
-        assert abs(kind.sampled - 1) < 4 * kind.stderr < 0.2
+        assert abs(kind.sampled - 1) < 4 * kind.stderr < 0.35
 
 
 def test_the_same_numbers_each_time_and_torchs_generator_untouched(mine: Path) -> None:

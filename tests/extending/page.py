@@ -1,4 +1,4 @@
-"""What docs/extending.md and README show: files of one's own, and the commands that run them."""
+"""What extending.md, simulators.md and README show: files of one's own, and their commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "extending.md"
-TEXT = PAGE.read_text("utf-8") + (ROOT / "README.md").read_text("utf-8")
+PAGES = (PAGE, ROOT / "README.md", ROOT / "docs" / "simulators.md")
+TEXT = "".join(page.read_text("utf-8") for page in PAGES)
 #: What makes a run of the page one of a second.
 SHORT = (
     *("frames=128", "env.num_envs=2", "collector.steps=32"),

@@ -18,9 +18,6 @@ import math
 import torch
 from torch import nn
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
-from tensordict import TensorDict
-from torchrl.data import Composite, OneHot, Unbounded
-from torchrl.envs import EnvBase
 from klrl.control.run.advantage import learned_reward
 from klrl.control.policy.networks import mlp, orthogonal
 from klrl.kl.controllers import FixedKLController
@@ -28,22 +25,6 @@ from klrl.losses.beta import BetaRule
 from klrl.losses.policy import PolicyLoss
 
 def cartpole(): return CartPoleEnv()
-
-class TorchRLCartPole(EnvBase):
-    def __init__(self):
-        super().__init__()
-        self.env, self.first = CartPoleEnv(), None
-        self.observation_spec = Composite(observation=Unbounded(4))
-        self.action_spec, self.reward_spec = OneHot(2), Unbounded(1)
-    def _set_seed(self, seed): self.first = seed
-    def _reset(self, data=None, **how):
-        seed, self.first = self.first, None
-        return TensorDict({"observation": torch.tensor(self.env.reset(seed=seed)[0])})
-    def _step(self, data):
-        seen, reward, out, _, _ = self.env.step(int(data["action"][1]))
-        out = torch.tensor([out])
-        return TensorDict({"observation": torch.tensor(seen), "reward": torch.tensor([reward]),
-                           "terminated": out, "done": out})
 
 class Clip(PolicyLoss):
     def __init__(self, epsilon: float = 0.2, **given):
@@ -89,14 +70,6 @@ _ENV = ("env.target=copies:cartpole", "env.wrappers=[{target: gymnasium.wrappers
 #: klrl's words, and those of the copy.
 SAME = {
     "env": (["env=cartpole"], ["env=custom", *_ENV]),
-    "torchrl env": (
-        ["env=cartpole", "collector=torchrl"],
-        [
-            "env=custom",
-            *(word.replace("cartpole", "TorchRLCartPole") for word in _ENV),
-            "collector=torchrl",
-        ],
-    ),
     "loss": (["loss=clip"], ["loss=custom", "loss.target=copies:Clip"]),
     "controller": (
         ["controller=dual", "controller.target=0.05"],

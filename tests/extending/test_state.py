@@ -16,8 +16,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 #: Each moves with every iteration, and would differ after a resume that begins anew with it.
 PARTS = """
-from collections import deque
-
 import numpy as np
 import torch
 
@@ -32,13 +30,6 @@ class Saves:
     def load_state_dict(self, state): self.seen = state["seen"]
 
 
-class Constant(FixedKLController):
-    def __init__(self, coef, factor: float = 1.1):
-        super().__init__(coef)
-        self.factor, self.table, self.rule = factor, {"a": [1]}, lambda kl: kl
-    def move(self, kl, n): self.coef *= self.factor
-
-
 class Counting(FixedKLController):
     def __init__(self, coef):
         super().__init__(coef)
@@ -46,29 +37,6 @@ class Counting(FixedKLController):
     def move(self, kl, n):
         self.seen += 1
         self.coef = 0.1 * self.seen
-
-
-SEEN = {"iterations": 0}
-
-
-class Global(FixedKLController):
-    def move(self, kl, n):
-        SEEN["iterations"] += 1
-        self.coef = 0.1 * SEEN["iterations"]
-
-
-class First(FixedKLController):
-    first = None
-    def move(self, kl, n):
-        if self.first is None:  # the same for both objects of the trial
-            First.first = kl + 0.01
-        self.coef *= 1 + self.first
-
-
-class Default(FixedKLController):
-    def move(self, kl, n, seen=[]):
-        seen.append(kl)
-        self.coef = 0.1 * len(seen)
 
 
 class Half(Counting):
@@ -82,23 +50,12 @@ class Weighs(FixedKLController):
         super().__init__(coef)
         self.net, self.noise = torch.nn.Linear(2, 2), torch.Generator().manual_seed(0)
         self.draws, self.seen = np.random.default_rng(0), torch.tensor(0.0)
-        self.half = torch.ones(2, dtype=torch.bfloat16)
-
-
-class Averages(Weighs):
-    def move(self, kl, n):
-        self.seen += 1
-        self.coef = 0.1 * float(self.seen)
+        self.half, self.rule = torch.ones(2, dtype=torch.bfloat16), lambda kl: kl
+    def move(self, kl, n): self.coef *= 1.1
 
 
 class Saved(Counting):
     def state_dict(self): return {**super().state_dict(), "seen": self.seen}
-
-
-class Bounded(Counting):
-    def move(self, kl, n):
-        if kl > 0.5:  # as in no iteration of these runs
-            self.seen += 1
 
 
 class Plain:
@@ -118,19 +75,6 @@ class Forgetful(Plain):
 
 
 class Remembers(Saves, Forgetful): pass
-
-
-def closure(config, critic, reward_scale):
-    estimate, seen = gae(config, critic, reward_scale), deque([0], 3)
-    def own(batch):
-        seen.append(seen[-1] + 1)
-        estimate(batch)
-        batch["advantage"] *= seen[-1]
-    return own
-
-
-def plain(config, critic, reward_scale, normalizer):
-    return gae(config, critic, reward_scale, normalizer)
 
 
 class Rule(BetaRule):
@@ -157,24 +101,12 @@ class Annealed(Steady):
 
 
 class Saving(Saves, Annealed): pass
-
-
-def squared(log_ratio):
-    return log_ratio**2
-
-
-def counted(log_ratio):
-    SEEN["iterations"] += 1
-    return log_ratio**2 * (1 + 0.05 * (SEEN["iterations"] % 7))
 """
 CASES = [
-    *(("controller", name, "exact") for name in ("Constant", "Saved", "Weighs")),
-    *(("controller", name, "anew") for name in ("Counting", "Bounded", "Half")),
-    *(("controller", name, "anew") for name in ("Global", "First", "Averages", "Default")),
-    *(("advantage", name, "exact") for name in ("Plain", "Remembers", "plain")),
-    *(("advantage", name, "anew") for name in ("Forgetful", "closure")),
-    ("kl.own_estimator", "squared", "exact"),
-    ("kl.own_estimator", "counted", "anew"),
+    *(("controller", name, "exact") for name in ("Saved", "Weighs")),
+    *(("controller", name, "anew") for name in ("Counting", "Half")),
+    ("advantage", "Remembers", "exact"),
+    ("advantage", "Forgetful", "anew"),
     ("loss.own_beta_rule", "Rule", "anew"),
     ("loss", "Steady", "exact"),
     *(("loss", name, "anew") for name in ("Annealed", "Saving")),
@@ -189,8 +121,6 @@ def test_the_manifest_says_whether_a_resume_is_exact_and_it_is(
     words = [f"{setting}.target=parts:{name}", f"{setting}=custom"]
     if setting == "advantage":
         words.append("env.normalize_reward=true")
-    if setting == "kl.own_estimator":
-        words = [words[0], "kl.estimator=custom", "kl.placement=loss"]
     if setting == "loss.own_beta_rule":
         words = [words[0], "loss.beta_rule=custom"]
     if resume == "exact":

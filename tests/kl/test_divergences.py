@@ -12,7 +12,7 @@ from klrl.config.placement import DIVERGENCES
 from klrl.control.policy.distributions import EXCLUDED, Categorical, Normal, TanhNormalFamily
 from klrl.kl.divergences import over_actions
 from klrl.kl.measure import in_unit, mean_charged
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.runs.commands import exits
 
 DOUBLE = torch.float64
@@ -108,7 +108,7 @@ def test_a_probability_too_small_for_float32_counts_as_the_smallest() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("divergence", ["custom", "forward"])
+@pytest.mark.parametrize("divergence", marked("slow", ("custom", "forward"), "custom"))
 def test_a_run_says_so_when_it_opens(divergence, capsys) -> None:
     more = [f"kl.own_divergence.target={__name__}:own_forward"] if divergence == "custom" else []
     assert exits(*QUICK, *EXACT, f"kl.divergence={divergence}", *more, "hydra.run.dir=run") == 0

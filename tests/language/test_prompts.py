@@ -191,14 +191,12 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{%
     ("template", "told"),
     [
         ("{% for i in range(10**12) %}x{% endfor %}", "Range too big"),
-        ("{{ 10 ** (10 ** 10) }}", "took more than 3 s"),
         ("{{ ([[1]] * 1000000)|sum(start=[]) }}", "took more than 3 s"),
         ("{{ 'a' * 1000000000 }}", "MemoryError"),
         ("{{ 'a'|center(10000000000) }}", "MemoryError"),
         ("{{ '%9999999999d' % 1 }}", "MemoryError"),
         ("{% set x = [0] * 1000000000 %}", "MemoryError"),
         (NS, "MemoryError"),
-        (LOOP.replace("BODY", "{{ j ~ 'x' * 9000 }}"), "MemoryError"),
         (LOOP.replace("BODY", ""), "took more than 3 s"),
         ("{% for i in range(99999) %}0123456789a{% endfor %}", "it renders 1,099,989 characters"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
@@ -209,7 +207,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{%
         ("{{ 1 // 0 }}", ""),
         ("{% if %}", ""),
     ],
-    ids=range(18),
+    ids=range(16),
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
 def test_a_template_that_fails_hangs_or_grows_is_refused_in_one_line(

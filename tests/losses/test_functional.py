@@ -1,12 +1,16 @@
 """Losses and LossModules against TorchRL's, in float64, values and gradients."""
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torchrl.data
+import torchrl.envs.transforms
 import torchrl.objectives
 from tensordict import TensorDict
+from torchrl.modules import TanhNormal
 from torchrl.objectives import KLPENPPOLoss
 
 import klrl.objectives
@@ -248,3 +252,16 @@ def test_forward_is_torchrls_rule() -> None:
         assert rule.beta == pytest.approx(float(module.beta)), step
         with torch.no_grad():  # back towards the sampling policy: KL falls below the target
             batch.update(agent.actor.get_dist_params(batch.select("observation")))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchrls_faults_are_still_there() -> None:
+    """Where one is gone, its workaround may go."""
+    assert not hasattr(torchrl.envs.transforms, "KLRewardTransform"), "for control"
+    controller = torchrl.data.AdaptiveKLController(init_kl_coef=1.0, target=0.1, horizon=10)
+    controller.update([1.0])
+    assert float(controller.coef) < 1.0, "it lowers the coefficient above its target"
+    loc, scale = (torch.tensor([x], dtype=torch.float32) for x in (9.0, 1e-3))
+    exact = -math.log(1e-3) - 0.5 * math.log(2 * math.pi) + 2 * math.log(math.cosh(9.0))
+    log_prob = float(TanhNormal(loc, scale, event_dims=1).log_prob(loc.tanh()))
+    assert abs(log_prob - exact) > 0.1, "a saturated action's is clamped"

@@ -162,6 +162,9 @@ def test_multirun_runs_every_combination_and_skips_what_is_finished(capsys) -> N
     started = [run.manifest["started"] for run in sweep.runs]
     assert [run.manifest["started"] for run in klrl.multirun(*words, "sweep=mine").runs] == started
     assert "2 jobs: 2 finished" in capsys.readouterr().out
+    another = klrl.multirun(*QUICK, "frames=64", "seed=7")
+    assert another.folder.name.endswith("_sweep")
+    assert [run.config.seed for run in another.runs] == [7]
     with pytest.raises(ConfigError, match="already has a run; give another folder"):
         klrl.multirun(*words, folder="outputs/mine")
     with pytest.raises(ConfigError, match="'env=pendulum'.*: not a setting"):

@@ -1,9 +1,6 @@
 """A run folder is read back by every command; what is broken in it is told in a line."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,40 +51,6 @@ def test_a_manifest_that_cannot_be_read_is_told_by_every_command(run: RunFolder,
 @pytest.mark.parametrize("word", ["frames=600", "+frames=600", "++frames=600"])
 def test_a_resumed_run_takes_what_may_change_with_any_sign(run: RunFolder, word: str) -> None:
     assert stored_config(run.path, [Given(word)]).frames == 600
-
-
-def test_a_manifest_nested_without_end_is_a_broken_one() -> None:
-    from klrl.runs.folder import BrokenRun, read_manifest
-
-    Path("run").mkdir()
-    Path("run/manifest.json").write_text("[" * 100_000)
-    with pytest.raises(BrokenRun, match=r"manifest.json is broken .*(recursion|Stack overflow)"):
-        read_manifest(Path("run"))
-
-
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("name", ["manifest.json", ".hydra/config.yaml", "metrics.jsonl"])
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(run: RunFolder, name: str) -> None:
-    (run.path / name).unlink(missing_ok=True)
-    os.mkfifo(run.path / name)
-    (listed,) = entries(Path("outputs"))
-    assert listed.path == run.path
-    found = find_runs(["outputs"])
-    assert len(found.runs) + len(found.skipped) == 1
-    if name != "metrics.jsonl":
-        assert "not a regular file" in found.skipped[0]
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("text", ["- " * 60_000, "a: " + "[" * 100_000])
-def test_settings_nested_without_end_do_not_end_the_process(run: RunFolder, text: str) -> None:
-    (run.path / ".hydra" / "config.yaml").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "klrl", "report", "outputs/run"], capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    assert "its .hydra/config.yaml is broken (it is nested too deep)" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.timeout(20)

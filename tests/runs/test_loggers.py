@@ -48,8 +48,7 @@ def series(rows: list[dict]) -> dict[str, list[tuple[int, float]]]:
 def opened(folder: Path, rows=None, domain=CONTROL) -> LoggedRun:
     settings = {"kl": {"coef": 0.1}}
     guard = RunFolder(folder).guard
-    so_far = None if rows is None else lambda: rows
-    return LoggedRun(folder, settings, None, "id", domain, guard, so_far)
+    return LoggedRun(folder, settings, None, "id", domain, guard, lambda: rows or [], print)
 
 
 def test_rows_are_read_back_by_tensorboard(settings, tmp_path) -> None:

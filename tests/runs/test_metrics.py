@@ -338,13 +338,17 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
     defined = {}
 
     class Run:
+        id, starting_step, offline, disabled = "id", 1, True, False
+        settings = SimpleNamespace(log_internal="")
+
         def define_metric(self, name: str, **more: object) -> None:
             defined[name] = more
 
         def finish(self, exit_code: int) -> None: ...
 
     monkeypatch.setattr(wandb, "init", lambda **_: Run())
-    opened = LoggedRun(tmp_path, {}, None, "id", domain, RunFolder(tmp_path).guard)
+    guard = RunFolder(tmp_path).guard
+    opened = LoggedRun(tmp_path, {}, None, "id", domain, guard, rows=list, note=print)
     with wandb_run(settings("logger=wandb").logger, opened):
         pass
     assert set(defined) == {*metrics_of(domain), "*"}

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from klrl.runs.owner import OWNER_FILE
 from klrl.runs.record import Recorder
 from klrl.runs.rows import RowFile
 from klrl.train import loop
-from tests.conftest import QUICK
+from tests.conftest import QUICK, marked
 from tests.runs.commands import exits, manifest_of, rows_of, said, timeless
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -96,14 +97,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 @pytest.mark.parametrize(
     ("moment", "act"),
-    [
-        *((moment, move) for moment in MOMENTS),
-        *(
-            (moment, act)
-            for moment in ("row", "a_file", "summary")
-            for act in (occupy, take_name, copy_there)
-        ),
-    ],
+    marked(
+        "slow",
+        [
+            *((moment, move) for moment in MOMENTS),
+            *product(("row", "a_file", "summary"), (occupy, take_name, copy_there)),
+        ],
+        *(("start", move), ("row", move), ("last", move), ("end", move)),
+        *(("row", take_name), ("a_file", occupy), ("summary", copy_there)),
+    ),
 )
 def test_a_run_that_is_moved_fails_and_is_resumed_as_one(
     moment: str, act: Callable[[], None], whole: list[dict], monkeypatch, capsys
@@ -127,7 +129,7 @@ def test_a_run_that_is_moved_fails_and_is_resumed_as_one(
         pytest.param("wandb", marks=pytest.mark.services),
     ],
 )
-@pytest.mark.parametrize("moment", ["row", "a_file", "summary"])
+@pytest.mark.parametrize("moment", marked("slow", ("row", "a_file", "summary"), "row"))
 def test_a_logger_makes_no_second_folder(moment: str, logger: str, monkeypatch, capsys) -> None:
     run = moved_run(monkeypatch, capsys, moment, move, f"logger={logger}")
     assert (run / logger).is_dir()
@@ -180,7 +182,7 @@ class Env(gymnasium.Env):
 OWN = ("env=custom", "env.target=wanderer:Env", "frames=128", "eval.every=1", "eval.final=2")
 
 
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("where", marked("slow", ("reset", "step"), "step"))
 def test_an_environment_may_change_the_current_folder(where: str, capsys) -> None:
     Path("wanderer.py").write_text(WANDERER)
     Path("elsewhere").mkdir()
@@ -205,8 +207,7 @@ def test_an_environment_may_change_the_current_folder(where: str, capsys) -> Non
 @pytest.mark.parametrize(
     ("name", "moment"),
     [
-        *(("metrics.jsonl", moment) for moment in ("row", "checkpoint", "a_file")),
-        *(("checkpoints", moment) for moment in ("row", "checkpoint", "a_file")),
+        *(("metrics.jsonl", "row"), ("checkpoints", "a_file")),
         *((".hydra/config.yaml", "row"), ("manifest.json", "row")),
     ],
 )

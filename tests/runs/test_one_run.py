@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -190,15 +189,3 @@ def test_sweep_json_has_the_id_of_each_jobs_run_and_tells_another(capsys) -> Non
     out = capsys.readouterr().out
     assert f"seed=0: has run {theirs[:8]}, but sweep.json has run" in out
     assert out.count("seed=0: has run") == 1
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl"])
-@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
-def test_rows_that_are_no_plain_file_are_refused(name: str, make, capsys) -> None:
-    exits(*QUICK, "hydra.run.dir=run")
-    Path("run", name).unlink(missing_ok=True)
-    make(Path("run", name))
-    capsys.readouterr()
-    assert exits("resume=run", "frames=192") == 2
-    assert f"resume=run: run/{name} is not a regular file" in capsys.readouterr().err

@@ -228,16 +228,6 @@ def test_an_owner_whose_file_is_gone_has_lost_the_folder(make) -> None:
     assert (RUN / OWNER_FILE).exists() == (make is not _nothing)
 
 
-def test_an_owner_file_without_end_is_not_read(monkeypatch) -> None:
-    """30 GB of zeros, as in a folder from somewhere else."""
-    RUN.mkdir()
-    with (RUN / OWNER_FILE).open("wb") as file:
-        file.truncate(30 * 10**9)
-    assert read_owner(RUN) is None
-    with owned():
-        assert owner_now()["pid"] == os.getpid()
-
-
 @pytest.mark.parametrize(
     "name",
     [

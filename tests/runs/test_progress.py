@@ -1,11 +1,14 @@
 """The progress line of a slow run: seconds per iteration and the phase, never 0/s."""
 
 import io
+import re
 import time
+
+import pytest
 
 from klrl.domains import CONTROL, LANGUAGE
 from klrl.runs.progress import Phases, Progress, duration
-from tests.base.test_text import Terminal
+from tests.base.test_screen import Terminal
 
 
 def shown(row: dict[str, float], total: int = 2560, passed: float = 100.0) -> str:
@@ -39,25 +42,76 @@ def test_the_first_iteration_which_compiles_says_nothing_of_the_time_that_is_lef
         assert lines[3] == f"{done + 3072:,}/200,704 frames | 5,120/s | 0:{(39, 38)[done > 0]} left"
 
 
-def test_at_80_columns_the_kl_is_whole_and_comes_before_the_evaluation(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    live = Terminal()
-    with Progress(204_800, CONTROL, stream=live) as progress:
+def on_terminal(monkeypatch, columns: int, *lines: str, verbose: bool = False) -> str:
+    """What a terminal gets of lines and a row."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(Progress, "verbose", verbose)
+    live, phases = Terminal(), Phases()
+    with Progress(204_800, CONTROL, stream=live, phases=phases) as progress:
+        for line in lines:
+            progress.say(line)
         now = time.monotonic()
         progress._first = now - 4.0, 0
-        monkeypatch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
-        progress.show(
-            {
-                **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},
-                **{"kl/ref/exact": 0.1282, "kl/old/exact": 0.0101, "kl/old/beta": 1.0},
-            }
-        )
-    shown = live.getvalue().rpartition("\x1b[2K")[2].strip()
-    assert len(shown) < 80
-    fields = shown.split(" | ")
-    assert fields[2:4] == ["return -1203.4", "KL ref 0.1282"]
-    assert "evaluation" not in progress.line()[: progress.line().index("KL old 0.0101")]
-    assert all(field in progress.line().split(" | ") for field in fields)
+        phases("update")
+        with monkeypatch.context() as patch:
+            patch.setattr("klrl.runs.progress.time.monotonic", lambda: now)
+            progress.show(
+                {
+                    **{"frames": 12_288, "reward/episode": -1203.4, "eval/return": -1100.2},
+                    **{"kl/ref/exact": 0.1282, "kl/old/exact": 0.0101, "kl/old/beta": 1.0},
+                }
+            )
+            progress._show_phase()
+    return re.sub(r"\x1b\[[\d;]*m", "", live.getvalue())  # without colours
+
+
+def last_lines(text: str) -> list[str]:
+    """The lines that the last update of the display has left."""
+    return re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.rpartition("\x1b[2K")[2]).splitlines()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_a_terminal_has_a_bar_with_phase_and_time_left_and_breaks_no_field(
+    monkeypatch, columns: int
+) -> None:
+    bar, *below = last_lines(on_terminal(monkeypatch, columns))
+    # 3,072 frames a second, so 192,512 take 1:03.
+    assert bar.rstrip().endswith("12,288/204,800 frames  3,072/s  1:03 left  update 0 s")
+    assert bar.startswith("━")
+    assert max(map(len, (bar, *below))) <= columns
+    told = [each for line in below for each in re.split(r" {2,}", line.strip()) if each]
+    assert told == [
+        *("return -1203.4", "KL ref 0.1282", "KL old 0.0101", "beta 1", "evaluation -1100.2"),
+    ]
+
+
+def test_a_terminal_shows_routine_lines_in_one_and_others_whole(monkeypatch) -> None:
+    lines = (
+        "preflight: KL(policy||reference) at the start, nats/frame: 0 (at most 1e-05) ok",
+        "preflight: KL(policy||reference) at the start, nats/frame: 0.3; not where it starts",
+        "evaluations: 10 during the run",
+        "update: package 1234 found in the cache",
+        "compiling the update, once for these settings",
+    )
+    short = on_terminal(monkeypatch, 120, *lines)
+    assert "checked: preflight, evaluations, update; -v shows them\n" in short
+    assert [line in short for line in lines] == [False, True, False, False, True]
+    full = on_terminal(monkeypatch, 120, *lines, verbose=True)
+    assert all(line in full for line in lines)
+    assert "checked:" not in full
+
+
+def test_the_cursor_is_shown_and_a_log_has_no_escape(monkeypatch) -> None:
+    before, hidden, after = on_terminal(monkeypatch, 80).partition("\x1b[?25l")
+    assert not before
+    assert hidden, "rich hides it"
+    assert after.startswith("\x1b[?25h"), "at once, since a killed process could not"
+    assert "\x1b[?25l" not in after
+    log = io.StringIO()
+    with Progress(100, CONTROL, stream=log) as progress:
+        progress.say("preflight: 0 (at most 1) ok")
+        progress.show({"frames": 10})
+    assert log.getvalue() == "preflight: 0 (at most 1) ok\n10/100 frames\n"
 
 
 def test_a_phase_that_lasts_is_shown_once_in_a_log() -> None:

@@ -1,6 +1,7 @@
 """A run that goes on: with what it had, from where it was, in its own folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,13 @@ def test_what_a_resume_changed_holds_for_the_next_one() -> None:
     assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
-@pytest.mark.parametrize("setting", ["lr: 0.0003", "seed: 0", "coef: 0.01"])
-def test_settings_edited_by_hand_are_not_resumed(setting: str, capsys) -> None:
+def test_settings_edited_by_hand_are_not_resumed(capsys) -> None:
     """Below an intact ``# run ID``; an evaluation says so and goes on."""
-    exits(*QUICK, "hydra.run.dir=run", "seed=0", "optim.lr=0.0003", "kl.coef=0.01")
+    exits(*QUICK, "hydra.run.dir=run", "kl.coef=0.01")
     exits("resume=run", "frames=192", "checkpoint.every=1")
     stored, rows = Path("run/.hydra/config.yaml"), rows_of(Path("run"))
     text = stored.read_text("utf-8")
-    edited = text.replace(f"{setting}\n", f"{setting}7\n", 1)
+    edited = text.replace("coef: 0.01\n", "coef: 0.017\n", 1)
     assert edited != text
     stored.write_text(edited, encoding="utf-8")
     capsys.readouterr()
@@ -84,12 +84,9 @@ def test_a_resume_killed_between_settings_and_manifest_is_resumed(monkeypatch) -
     assert rows_of(Path("run"))[-1]["frames"] == 256
 
 
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
-def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: str) -> None:
-    import shutil
-
+def test_another_runs_policy_as_reference_and_resume_without_its_folder() -> None:
     exits(*QUICK, "hydra.run.dir=ref", "actor.hidden=[12]", "seed=9")
-    words = ("reference=checkpoint", "reference.path=ref", "kl.coef=0.2", f"kl={mode}")
+    words = ("reference=checkpoint", "reference.path=ref", "kl.coef=0.2", "kl=legacy")
     exits(*QUICK, "hydra.run.dir=run", *words)
     rows = rows_of(Path("run"))
     assert rows[0]["kl/ref/exact"] > 1e-5, "another policy is at a distance from the start"
@@ -115,19 +112,6 @@ def test_another_runs_policy_as_reference_and_resume_without_its_folder(mode: st
     assert describe_policy(stored_config(Path("run")))["normalize"] is True
     for name, value in policy.state_dict().items():
         assert torch.equal(resumed.parts.reference.module.state_dict()[name], value), name
-
-
-def test_with_no_whole_checkpoint_a_run_is_neither_resumed_nor_evaluated(capsys) -> None:
-    exits(*QUICK, "checkpoint.every=1", "hydra.run.dir=run")
-    for file in Path("run").rglob("*.safetensors"):
-        file.write_bytes(b"")
-    before, _ = rows_of(Path("run")), capsys.readouterr()
-    assert exits("resume=run", "frames=256") == 2
-    assert exits("evaluate", "run", "--episodes", "1") == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert all("no complete checkpoint (frames-000000000128/state.saf" in line for line in lines)
-    assert rows_of(Path("run")) == before
 
 
 def test_the_manifest_keeps_who_began_and_who_went_on(settings, monkeypatch) -> None:

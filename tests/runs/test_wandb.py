@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,16 @@ from urllib.parse import urlsplit
 
 import pytest
 
+import klrl
+from benchmarks.sort_digits_base import build
 from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.config.identity import settings_hash
 from klrl.runs.resume import stored_config
 from klrl.runs.wandb_logger import wandb_mode, wandb_server
 from klrl.train.loop import Training
 from tests.conftest import QUICK
+from tests.language.conftest import QUICK as LANGUAGE_QUICK
+from tests.language.conftest import QUICK_MODEL
 from tests.runs.commands import exits, manifest_of, only_run, rows_of, wandb_records
 from tests.runs.wandb_server import KEY, Server, serving
 
@@ -47,6 +53,49 @@ def test_a_failed_run_is_marked_failed_in_wandb(settings) -> None:
     with pytest.raises(NonFiniteError):
         experiment.train(RunFolder(Path("run")))
     assert wandb_records(Path("run"))["exit"][0]["exit_code"] == 1
+
+
+@pytest.mark.parametrize("domain", ["control", "language"])
+def test_a_run_has_what_a_researcher_looks_for(domain: str) -> None:
+    words = [*QUICK[:-2], "eval.every=1"]
+    if domain == "language":
+        build(QUICK_MODEL, Path("model"))
+        given = [each for each in LANGUAGE_QUICK if not each.startswith(("logger", "eval.every"))]
+        words = [*given, "actor.model=model", "eval.every=1"]
+    more = ("logger.artifacts=true", "logger.notes=first", "logger.tags=[mine]", "logger.group=two")
+    assert exits(*words, *more, "hydra.run.dir=run") == 0
+    told, manifest, rows = (
+        wandb_records(Path("run")),
+        manifest_of(Path("run")),
+        rows_of(Path("run")),
+    )
+    first = told["run"][0]
+    config, about = first["config"]["update"], first["config"]["update"]["klrl"]
+    task = "pendulum" if domain == "control" else "sort_digits"
+    assert first["display_name"].startswith(f"{task}-{config['loss']['name']}-kl")
+    assert first["display_name"].endswith(f"-s{config['seed']}")
+    assert {task, config["loss"]["name"], "retrieve", "mine"} <= {*first["tags"]}
+    assert (first["run_group"], first["notes"]) == ("two", "first")
+    assert (about["version"], about["argv"]) == (klrl.__version__, manifest["argv"])
+    assert about["identity"] == settings_hash(stored_config(Path("run")))
+    metrics = {each["name"]: each for each in told["metric"] if "name" in each}
+    axis = "frames" if domain == "control" else "samples"
+    assert metrics["eval/return"]["step_metric"] == axis
+    hidden = {name for name, each in metrics.items() if each["options"].get("hidden")}
+    assert {"iteration", "eval/return_se", "time/sampling"} <= hidden
+    assert not {"eval/return", "kl/ref/exact", "learner/lr"} & hidden
+    sections = {name.partition("/")[0] for name in rows[-1] if "/" in name}
+    assert {"eval", "kl", "learner", "loss", "policy", "reward", "time"} == sections
+    summary: dict = {}
+    for each in told["summary"]:
+        summary |= each["update"]
+    assert summary["eval/return"] == rows[-1]["eval/return"]
+    assert summary["best/eval/return"] == max(row["eval/return"] for row in rows)
+    (artifact,) = [each for each in told["artifact"] if each["type"] == "model"]
+    files = {each["path"]: Path(each["local_path"]) for each in artifact["manifest"]["contents"]}
+    assert {"curves.png", "manifest.json", "metrics.jsonl", ".hydra/config.yaml"} <= files.keys()
+    assert any(re.fullmatch(r"checkpoints/last/.*/state.safetensors", each) for each in files)
+    assert {each.is_relative_to(Path("run").resolve()) for each in files.values()} == {True}
 
 
 def default_host() -> str:

@@ -43,8 +43,6 @@ def is_untouched(precious: Path) -> bool:
         ("study.journal", "file", SEARCH),
         ("job", ".", ()),
         ("job/log.txt", "new", ("launcher=joblib", "launcher.n_jobs=2")),
-        ("job/.hydra", ".", ()),
-        ("job/metrics.jsonl", "file", ()),
     ],
 )
 def test_a_link_in_a_sweeps_folder_is_refused(name, to, words, precious: Path, capfd) -> None:

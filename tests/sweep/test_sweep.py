@@ -1,12 +1,9 @@
 """Sweeps: their folders, what a second start does, how they fail and stop."""
 
-import errno
-import fcntl
 import json
 import os
 import shutil
 import signal
-import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +17,7 @@ from klrl.config.given import Given, quoted
 from klrl.config.identity import NUMERICS, settings_hash
 from klrl.config.overrides import expand, job_name, parse, parse_args
 from klrl.runs.folder import RunFolder
-from klrl.runs.owner import SILENT_SECONDS, owning
+from klrl.runs.owner import owning
 from klrl.runs.resume import stored_config
 from klrl.runs.rows import read_rows
 from klrl.sweep.jobs import make_jobs
@@ -303,23 +300,6 @@ def test_two_processes_never_run_one_sweep(capsys) -> None:
         assert sweep("seed=0,1") == 2
     assert f"sweep=a: process {os.getpid()} (on " in capsys.readouterr().err
     assert sweep("seed=0,1") == 0
-
-
-def test_where_nothing_locks_the_heartbeat_decides_for_a_sweep_too(capsys, monkeypatch) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    owner = {"host": "elsewhere", "pid": 7, "job": None, "restarts": 0}
-    Path("outputs/a").mkdir(parents=True)
-    path = Path("outputs/a/owner.json")
-    path.write_text(json.dumps(owner | {"heartbeat": int(time.time())}))
-    assert sweep("seed=0") == 2
-    assert "sweep=a: process 7 (on elsewhere, seen " in capsys.readouterr().err
-    path.write_text(json.dumps(owner | {"heartbeat": int(time.time()) - SILENT_SECONDS - 1}))
-    assert sweep("seed=0") == 0
-    assert "outputs/a: taken over from process 7 (on elsewhere" in capsys.readouterr().err
-    assert not path.exists()
 
 
 def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) -> None:

@@ -211,7 +211,7 @@ class Counted(OneParameter):
 
 @pytest.mark.parametrize(("mode", "alive"), [("none", 1), ("both", 2)])
 def test_weights_are_copied_for_a_line_search_alone(settings, mode, alive) -> None:
-    config = settings(f"loss.line_search={mode}")
+    config = settings(f"loss.line_search={mode}", "learner.epochs=1")
     steps = Counted(KLPENLoss(config.loss))
     Learner(config, steps).update(torch.zeros(6), 0.0)
     assert steps.alive == alive
@@ -285,7 +285,6 @@ def noting(config, critic, reward_scale, normalizer):
     [
         ["actor=tanh_normal"],
         ["env=gym", "env.id=tests.control.toys:klrl-test/Keyed-v0", "+env.kwargs.image=false"],
-        ["env=catch", "actor=cnn", "actor.arch=impala"],
     ],
 )
 def test_a_custom_advantage_is_tried_on_what_a_rollout_holds(words, settings) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import gymnasium
@@ -29,12 +30,20 @@ def trained(folder: str, *words: str) -> Path:
     return Path(folder)
 
 
-@pytest.fixture
-def cartpoles(tmp_path) -> tuple[Path, Path]:
+@pytest.fixture(scope="module")
+def both(tmp_path_factory) -> Path:
     """Two policies that moved apart; the second started from the first."""
-    words = ("env=cartpole", "frames=512", *APART)
-    first = trained("first", *words)
-    return first, trained("second", *words, "seed=1", "actor.init=first")
+    root, words = tmp_path_factory.mktemp("both"), ("env=cartpole", "frames=512", *APART)
+    first = trained(f"{root}/first", *words)
+    trained(f"{root}/second", *words, "seed=1", f"actor.init={first}")
+    return root
+
+
+@pytest.fixture
+def cartpoles(both) -> tuple[Path, Path]:
+    """Both in the current folder."""
+    first, second = (Path(shutil.copytree(both / name, name)) for name in ("first", "second"))
+    return first, second
 
 
 def measured(one, other, states: torch.Tensor) -> dict[str, np.ndarray]:
@@ -113,13 +122,13 @@ def by_hand(player, one, other, episodes: int) -> tuple[float, float]:
 def test_the_states_are_those_that_the_policy_named_visits(on, cartpoles) -> None:
     first, second = (trained_agent(run) for run in cartpoles)
     player = {"first": first, "second": second}[on]
-    expected, error = by_hand(player, first, second, 100)
-    found = kl_between("first", "second", on=on, episodes=100)
+    expected, error = by_hand(player, first, second, 50)
+    found = kl_between("first", "second", on=on, episodes=50)
     name = f"KL(run||other) on {'run' if on == 'first' else 'other'}"
     one = found.distances[name]
     assert abs(one.mean - expected) < 4 * math.hypot(error, one.error)
-    assert found.episodes == 100
-    assert one.total == pytest.approx(one.mean * found.states / 100)
+    assert found.episodes == 50
+    assert one.total == pytest.approx(one.mean * found.states / 50)
 
 
 @pytest.mark.integration
@@ -144,7 +153,7 @@ def test_the_error_of_the_mean_covers_it() -> None:
         lengths = rng.integers(5, 50, count)
         return [x * rng.random(n) * n / 25 for x, n in zip(levels, lengths, strict=True)]
 
-    true = distance(episodes(200_000)).mean
+    true = distance(episodes(50_000)).mean
     found = [distance(episodes(60)) for _ in range(200)]
     assert np.mean([each.error for each in found]) == pytest.approx(
         np.std([each.mean for each in found]), rel=0.15

@@ -77,10 +77,13 @@ def check(batch, actor: nn.Module, reference: nn.Module, coef: float) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("place", "cloned"),
-    [*((place, False) for place in PLACES), ("second, nested", True), ("unwrapped", True)],
+    ("kind", "place", "cloned"),
+    [
+        *((KINDS[i % 3], place, False) for i, place in enumerate(PLACES)),
+        *((kind, "second, nested", True) for kind in KINDS),
+        ("legacy", "unwrapped", True),
+    ],
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_every_place_charges_by_the_coefficient_that_the_user_holds(kind, place, cloned) -> None:
     env, actor, reference, _ = case("pendulum")
     kl = held(kind, actor, reference)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import marked
+
 PAGE = (Path(__file__).parents[2] / "docs" / "plain_torchrl.md").read_text("utf-8")
 
 
@@ -22,7 +24,7 @@ def gaussian(mean, std, ref_mean, ref_std) -> torch.Tensor:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("mode", ["legacy", "retrieve"])
+@pytest.mark.parametrize("mode", marked("slow", ("legacy", "retrieve"), "legacy"))
 def test_the_pages_file_prints_the_kl_of_its_policies(mode: str) -> None:
     code = re.findall(r"^    # plain\.py\n(?:    .*\n|\n)+", PAGE, re.MULTILINE)[0]
     mine: dict = {"__name__": "plain"}

@@ -13,4 +13,4 @@ from klrl.config.own.find import (
 )
 from klrl.config.own.parts import own_parts
 from klrl.config.own.sources import changed_sources, check_sources, complete
-from klrl.config.own.trial import changes_state, has_state_dict, try_part
+from klrl.config.own.trial import has_state_dict, try_part

@@ -18,7 +18,7 @@ from klrl.base.imports import import_user_module, named_in
 from klrl.base.text import nearest
 from klrl.config.checks import NoValueError, refusal
 from klrl.config.fields import OwnPart
-from klrl.config.own.parts import GIVEN
+from klrl.config.own.parts import BY_NAME, GIVEN
 
 Made = TypeVar("Made")
 
@@ -40,6 +40,7 @@ def make_own(
     """
     target = import_target(setting, part)
     takes, rest = arguments(setting_text(setting, part), target)
+    rest = rest and setting not in BY_NAME
     wanted = {name: value for name, value in given.items() if rest or name in takes}
     with config_errors(setting, part):
         made = target(**wanted, **part.args)
@@ -108,7 +109,8 @@ def typed_args(setting: str, part: OwnPart) -> dict[str, object]:
     target, given = import_target(setting, part), GIVEN[setting.partition("[")[0]]
     takes, rest = arguments(text := setting_text(setting, part), target)
     own = {name: p for name, p in takes.items() if name not in given}
-    free = rest and takes.keys() >= set(given)  # if not, ``**kwargs`` gets what klrl gives
+    # If not, ``**kwargs`` gets what klrl gives.
+    free = rest and (setting in BY_NAME or takes.keys() >= set(given))
     for name in part.args:
         key = f"{setting}.args.{name}"
         if name in given:

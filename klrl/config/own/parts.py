@@ -15,7 +15,7 @@ from klrl.config.schemas.language import LanguageEnvConfig
 
 #: Setting of a custom part -> names of the arguments that klrl gives to the part.
 GIVEN: Mapping[str, tuple[str, ...]] = {
-    "env": (),
+    "env": ("num_envs", "device"),
     "actor": ("inputs", "outputs"),
     "actor.own_critic": ("inputs",),
     "env.wrappers": ("env",),
@@ -30,6 +30,9 @@ GIVEN: Mapping[str, tuple[str, ...]] = {
     "loss": ("config", "reference_estimator", "divergence", "reward_scale"),
     "loss.own_beta_rule": ("config", "beta", "dtarg"),
 }
+
+#: Parts that get only the arguments that they name: their ``**kwargs`` get the user's alone.
+BY_NAME = ("env",)
 
 
 def own_parts(config: JobConfig) -> Iterator[tuple[str, OwnPart]]:

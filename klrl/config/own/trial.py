@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from klrl.base.sources import imported_files
 from klrl.config.fields import OwnPart
 from klrl.config.own.find import Made, config_errors, make_own
-from klrl.config.own.parts import top_level
 
 
 def has_state_dict(part: object) -> bool:
@@ -34,8 +30,7 @@ def try_part(
     """Make a custom part; return it, and whether a resume would lose some of its state.
 
     To find out, make two trial parts and use the first. If ``saved``, the second then loads the
-    ``state_dict`` of the first. State would be lost if the two parts still differ, or if the use
-    changed the user's modules.
+    ``state_dict`` of the first. State would be lost if the two parts still differ.
 
     Args:
         setting: the setting that names the part.
@@ -55,70 +50,38 @@ def try_part(
     first, second = ({**given, **{k: v() for k, v in (trial or {}).items()}} for _ in range(2))
     with config_errors(setting, part), generators_kept():
         used, fresh = make(first), make(second)
-        before = _module_state(part)
         use(used)
-        changed = _module_state(part) != before
         if saved and has_state_dict(used):
             fresh.load_state_dict(used.state_dict())
         # Objects that both trial parts got belong to klrl, which saves them itself.
         klrls = [each for name, each in first.items() if each is second[name]]
-        unsaved = changed or _state_of(used, klrls) != _state_of(fresh, klrls)
+        unsaved = _state_of(used, klrls) != _state_of(fresh, klrls)
     return make_own(setting, part, given, kind), unsaved
 
 
-def changes_state(part: OwnPart, function: object, use: Callable[[], object]) -> bool:
-    """Call ``use``; return whether it changed the state of ``function`` or of user modules."""
-    before = _module_state(part), _state_of(function)
-    use()
-    return (_module_state(part), _state_of(function)) != before
-
-
-def _state_of(part: object, given: Iterable[object] = ()) -> object:
-    """Return an object's state for comparison; a state that cannot be pickled equals no other."""
-    return _pickled(getattr(part, "__self__", part), given) or object()  # of a method, its object
-
-
-def _module_state(part: OwnPart) -> dict[tuple[int, str], object]:
-    """Return the attributes of the user's modules, classes and functions, for comparison."""
-    files = imported_files(top_level(part.target), [str(Path.cwd())])
-    modules = [m for name, m in sys.modules.items() if files.get(name.partition(".")[0])]
-    spaces: list[object] = [*modules]
-    for module in modules:
-        values = [v for v in vars(module).values() if isinstance(v, types.FunctionType | type)]
-        spaces += [v for v in values if v.__module__ == module.__name__]
-    return {
-        (id(space), name): _pickled(value) or id(value)
-        for space in spaces
-        for name, value in vars(space).items()
-        if not name.startswith("__")
-    }
-
-
-def _pickled(value: object, given: Iterable[object] = ()) -> bytes | None:
-    """Pickle a value; None if it cannot be pickled."""
+def _state_of(part: object, given: Sequence[object]) -> object:
+    """Pickle an object for comparison; a state that cannot be pickled equals no other."""
     pickler = _Pickler(file := io.BytesIO())
-    pickler.given = tuple(given)
+    pickler.given = given
     try:
-        pickler.dump(value)
+        pickler.dump(getattr(part, "__self__", part))  # of a method, its object
     except Exception:  # the user's object may raise anything
-        return None
+        return object()
     return file.getvalue()
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors and functions by content; classes, modules and ``given`` by identity."""
+    """Pickles tensors by content; functions by their code, classes and ``given`` by identity."""
 
-    given: tuple[object, ...] = ()
+    given: Sequence[object] = ()
 
     def persistent_id(self, obj: object) -> int | None:
+        if isinstance(obj, types.FunctionType):  # functions of one ``def`` share a code object
+            return id(obj.__code__)
         known = isinstance(obj, type | types.ModuleType) or any(obj is each for each in self.given)
         return id(obj) if known else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, types.FunctionType):  # functions of one ``def`` share a code object
-            cells = [cell.cell_contents for cell in obj.__closure__ or ()]
-            defaults = obj.__defaults__, obj.__kwdefaults__
-            return tuple, ([id(obj.__code__), *defaults, cells, vars(obj)],)
         if hasattr(obj, "untyped_storage"):  # a tensor; its default pickle contains an address
             import torch
 

@@ -62,7 +62,7 @@ class EnvConfig(ChoiceConfig):
 
 @registered("env", "custom", control="control.env.copies:gym")
 class CustomEnvConfig(OwnPart, EnvConfig):
-    """An environment of your own: env.target=package.module:Name, which returns a Gymnasium env."""
+    """A custom environment: env.target=package.module:Name, which returns a Gymnasium env."""
 
     id: str = ""  # unused here: env.target names the environment
     kwargs: Values = setting({})  # unused here: env.args holds the arguments

@@ -43,7 +43,7 @@ class AdvantageConfig(ChoiceConfig):
 
 @registered("advantage", "custom", control="control.run.advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
-    """An advantage of your own: advantage.target=package.module:Name."""
+    """A custom advantage: advantage.target=package.module:Name."""
 
 
 @registered("advantage", "group", language="language.run.advantage:group")
@@ -178,7 +178,7 @@ class LikelihoodConfig(LossConfig):
 
 @registered("loss", "custom", both="losses.policy:custom")
 class CustomLossConfig(OwnPart, LossConfig):
-    """A policy loss of your own: loss.target=package.module:Name."""
+    """A custom policy loss: loss.target=package.module:Name."""
 
 
 @registered("learner", "ppo", both="train.learner:Learner")
@@ -187,7 +187,7 @@ class LearnerConfig(ChoiceConfig):
 
     epochs: Count = 10  # passes over the rollout
     minibatches: Count = 16  # per pass; divides a rollout's frames (language: prompts)
-    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot
+    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot, kernel
     compile: Compile = "auto"
     #: float32 or mixed (arithmetic in bfloat16), for language and actor=cnn; null: mixed for
     #: actor.dtype=bfloat16 without LoRA, else float32

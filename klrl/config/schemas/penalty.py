@@ -56,7 +56,7 @@ class ModelReferenceConfig(ReferenceConfig):
 
 @registered("reference", "custom", control="kl.reference:OtherPolicyReference")
 class CustomReferenceConfig(OwnPart, ReferenceConfig):
-    """A policy of your own: reference.target=package.module:Name."""
+    """A custom policy: reference.target=package.module:Name."""
 
 
 @registered("reference", "ema", both="kl.reference:EMAReference")
@@ -176,4 +176,4 @@ class HeldControllerConfig(TargetControllerConfig):
 
 @registered("controller", "custom", both="kl.controllers:OwnKLController")
 class CustomControllerConfig(OwnPart, ControllerConfig):
-    """A controller of your own: controller.target=package.module:Name."""
+    """A custom controller: controller.target=package.module:Name."""

@@ -46,12 +46,16 @@ class WandbConfig(LoggerConfig):
     mode: Literal["auto", "offline", "online"] = "auto"
     project: str = "klrl"  # wandb project
     entity: str | None = None  # wandb team or user
-    tags: list[str] = setting([])  # wandb tags
+    tags: list[str] = setting([])  # wandb tags, in addition to the run's choices
+    group: str | None = setting(None, added=True)  # wandb group; null: the sweep's name
+    notes: str | None = setting(None, added=True)  # wandb notes
+    #: also upload checkpoints, curves, rows and settings when the run ends
+    artifacts: bool = setting(False, added=True)
 
 
 @registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
 class CustomLoggerConfig(OwnPart, LoggerConfig):
-    """A logger of your own: logger.target=package.module:Name, whose log(row) takes each row."""
+    """A custom logger: logger.target=package.module:Name, whose log(row) takes each row."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Annotated
 from omegaconf import MISSING
 from pydantic import Field
 
-from klrl.config.fields import Count, Natural, Place, Settings, Whole
+from klrl.config.fields import Count, Natural, Place, Positive, Settings, Whole, setting
 from klrl.config.schemas.record import CheckpointConfig, EvalConfig
 
 
@@ -25,6 +25,8 @@ class Ungrouped(Settings):
     device: str = MISSING
     #: CPU threads of torch; small networks are fastest with 1
     threads: Annotated[Whole, Field(ge=1, le=4096)] = MISSING
+    #: seconds to wait for another process of torchrun, which evaluates alone, before the run fails
+    rank_timeout: Annotated[Positive, Field(le=1e6)] = setting(1800.0, added=True, free=True)
     #: experiment=clone: a folder of demonstrations; experiment=sft: prompts with answers
     data: Place | None = None
     resume: str | None = None  # the folder of a run to continue, as in resume=outputs/NAME

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
 
@@ -33,6 +34,13 @@ FAMILIES: dict[type[Space], str] = {
 
 #: Converts the policy's actions [N] or [N, A] to one action for each copy of the environment.
 Convert = Callable[[np.ndarray], Iterable[object]]
+
+
+def wrappers_of(env: gymnasium.Env) -> Iterator[gymnasium.Wrapper]:
+    """Yield an environment's wrappers, from the outermost inwards."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
 
 
 def is_discrete(space: Space) -> bool:
@@ -87,6 +95,12 @@ def conversion(space: Space) -> Convert | None:
         return None if len(shape) == 1 else lambda action: [x.reshape(shape) for x in action]
     first = space.start if isinstance(space, spaces.MultiDiscrete) else 0
     return lambda action: [(x.reshape(shape) + first).astype(dtype) for x in action]
+
+
+def batch_conversion(space: Space) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function that converts the policy's actions to one array [N, ...] of a space."""
+    shape, first = space.shape or (), getattr(space, "start", 0)
+    return lambda action: (action.reshape(-1, *shape) + first).astype(space.dtype)
 
 
 def conversion_note(space: Space) -> str | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 import numpy as np
@@ -43,9 +43,18 @@ from klrl.control.env.contract import (
 from klrl.control.env.episodes import Episodes, Say, any_action, replayed, why_unrepeatable
 from klrl.control.env.gym_make import make_gym, make_one
 from klrl.control.env.observation import Layout, Packed, flattened, layout_of
-from klrl.control.env.simulators import Copies, Results, Simulators, simulators_of
+from klrl.control.env.simulators import Copies, Results, simulators_of
+
+if TYPE_CHECKING:
+    from klrl.control.env.library import Library
 
 T = TypeVar("T")
+
+#: What the user reads about simulators of which a process has one.
+ONCE = (
+    "environment: env.target returns the same simulators at each call: evaluations step them, and "
+    "training then begins new episodes"
+)
 
 
 class VectorGymEnv(EnvBase):
@@ -62,7 +71,7 @@ class VectorGymEnv(EnvBase):
         kwargs: arguments of ``gymnasium.make``.
         seed: the seed of all episodes, see :meth:`Simulators.seed`.
         step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
-        make: a function that makes a copy; default ``gymnasium.make`` of the id.
+        make: a function that makes a copy, default ``gymnasium.make`` of the id; or all simulators.
         setting: the name of the environment in errors; default ``env.id=...``.
         action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
         batch: whether a batch may step the copies, which requires equal copies.
@@ -76,35 +85,44 @@ class VectorGymEnv(EnvBase):
         kwargs: Mapping[str, object] | None = None,
         seed: int = 0,
         step_timeout: float | None = None,
-        make: Callable[[], gymnasium.Env] | None = None,
+        make: Callable[[], gymnasium.Env | Library] | None = None,
         setting: str | None = None,
         action_mask: str = "auto",
         channels: str = "auto",
         batch: bool = True,
     ) -> None:
+        make = make or partial(make_gym, env_id, kwargs or {})
+        first = make()
+        num_envs = num_envs if isinstance(first, gymnasium.Env) else first.count
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size([num_envs]))
         self.env_id = env_id
         self.num_copies = num_envs
         self._setting = setting or f"env.id={env_id}"
-        make = make or partial(make_gym, env_id, kwargs or {})
-        first = make()
         spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask, channels)
         seen = flattened(spaces[0]) if self.layout is None else self.layout.line
         #: Lines for the user about the conversion of observations and actions.
         self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
-        flat = partial(_make_flat, layout=self.layout)
-        batch = batch and self.layout is None
-        self.simulators: Simulators = simulators_of(
-            self._setting, make, first, num_envs, flat, batch=batch
-        )
+        self.simulators: Copies | Library
+        if not isinstance(first, gymnasium.Env):
+            self.simulators, self._make = first, lambda: _prepared(make(), self.layout)
+            first.prepare(self.layout)
+            if first.once:
+                self.notes.append(ONCE)
+        else:
+            flat, batch = partial(_make_flat, layout=self.layout), batch and self.layout is None
+            how = (self._setting, make, first, num_envs, flat)
+            self.simulators = simulators_of(*how, batch=batch)
+            # Trial steps see the numbers before their conversion to float32.
+            self._make = lambda: _make_flat(
+                make(), self.layout and replace(self.layout, dtype="f8")
+            )
         self.seed_episodes(seed)
-        # Trial steps see the numbers before their conversion to float32.
-        self._make = lambda: _make_flat(make(), self.layout and replace(self.layout, dtype="f8"))
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
         self._step_timeout = step_timeout
+        self._saves = isinstance(self.simulators, Copies)  # a library's: if a comparison says so
         self._steps = 0  # the number of steps so far, for error messages
 
     def _set_specs(self) -> None:
@@ -176,6 +194,11 @@ class VectorGymEnv(EnvBase):
         observation, reward, terminated, truncated = self.step_native(
             tensordict.get("action").detach().cpu().numpy()
         )
+        if not self.simulators.final:
+            raise EnvError(
+                f"{self._setting}: gives no last observations, which TorchRL's loop requires; "
+                "choose collector=vector"
+            )
         return self._pack(
             observation=self.observed(observation, "after a step"),
             reward=self.finite("reward", reward, "after a step").unsqueeze(-1),
@@ -202,9 +225,9 @@ class VectorGymEnv(EnvBase):
         # numpy warns when it casts 1e39; np.errstate would hide the warning, but takes 2 us.
         tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
         if not torch.isfinite(tensor).all():
-            bad = (~torch.isfinite(tensor)).nonzero()
+            bad, named = (~torch.isfinite(tensor)).nonzero(), self.env_id or self._setting
             raise NonFiniteError(
-                f"{what} of {self.env_id} (copy {int(bad[0, 0])}) is not finite {when}; "
+                f"{what} of {named} (copy {int(bad[0, 0])}) is not finite {when}; "
                 "the simulator diverged or the actions are not finite"
             )
         return tensor
@@ -220,34 +243,34 @@ class VectorGymEnv(EnvBase):
     # ---------------------------------------------------------------------- running episodes
 
     def keep_episodes(self, say: Say = lambda _: None) -> str:
-        """Record episodes from the next reset on, or return the reason why none can be replayed."""
-        assert isinstance(self.simulators, Copies)
-        if self.simulators.episodes is None:
+        """Record episodes from the next reset on, or return the reason why none can be resumed."""
+        kept = self.simulators
+        if not isinstance(kept, Copies):
+            why = kept.why_anew(self._make)
+            self._saves = not why
+            return why
+        if kept.episodes is None:
             masked = self.layout is not None and self.layout.masked
             draw = self.layout.allowed_action if self.layout and masked else any_action
             if why := why_unrepeatable(self._make, self._step_timeout, say, draw):
                 return why
-            self.simulators.episodes = Episodes(self.simulators.rows)
+            kept.episodes = Episodes(kept.rows)
         return ""
 
-    def episodes(self) -> dict[str, object] | None:
-        """Return the running episodes; None if not recorded, or if one is too long to save."""
-        kept = self.simulators
-        assert isinstance(kept, Copies)
-        state = None if kept.episodes is None else kept.episodes.state()
-        if state is None:
-            return None
-        seed, numbers = kept.begun
-        return {**state, "seed": seed, "numbers": [number - 1 for number in numbers]}
+    def episodes(self) -> dict[str, Any] | None:
+        """Return the running episodes for :meth:`play_again`; None if they cannot be saved."""
+        return self.simulators.state() if self._saves else None
 
     def play_again(self, state: Mapping[str, Any]) -> None:
-        """Replay the episodes that :meth:`episodes` returned, each from its reset.
+        """Continue the episodes of :meth:`episodes`; copies replay them from the reset.
 
         Raises:
             EnvError: a copy gives different results than in the recorded episode.
         """
         kept = self.simulators
-        assert isinstance(kept, Copies)
+        if not isinstance(kept, Copies):
+            self._call(lambda: kept.restore(state), "restore at step")
+            return
         kept.begun, kept.episodes = (state["seed"], list(state["numbers"])), Episodes(kept.rows)
         for copies, actions in replayed(state):
             if actions is None:
@@ -262,6 +285,12 @@ class VectorGymEnv(EnvBase):
         """Close the copies."""
         self.simulators.close()
         super().close(raise_if_closed=raise_if_closed)
+
+
+def _prepared(made: gymnasium.Env | Library, layout: Layout | None) -> Library:
+    assert not isinstance(made, gymnasium.Env)
+    made.prepare(layout)
+    return made
 
 
 def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
@@ -295,20 +324,26 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
 # ------------------------------------------------------------------- the environment of a setting
 
 
-def make_copies(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
-    """Make the copies of the chosen ``env`` as one batched environment."""
-    copies: VectorGymEnv = factory("env", config, CONTROL)(config, seed=seed, num_envs=num_envs)
+def make_copies(
+    config: EnvConfig, *, seed: int, num_envs: int | None = None, device: str = "cpu"
+) -> VectorGymEnv:
+    """Make the copies of the chosen ``env`` as one batched environment.
+
+    ``device``: what ``env.target`` gets as its argument of this name, if it has one.
+    """
+    make = factory("env", config, CONTROL)
+    copies: VectorGymEnv = make(config, seed=seed, num_envs=num_envs, device=device)
     return copies
 
 
-def gym(config: EnvConfig, *, seed: int, num_envs: int | None = None) -> VectorGymEnv:
+def gym(config: EnvConfig, *, seed: int, num_envs: int | None, device: str) -> VectorGymEnv:
     """``env=gym`` and ``env=custom``; arguments as in :func:`make_copies`."""
     return VectorGymEnv(
         config.id,
         num_envs or config.num_envs,
         seed=seed,
         step_timeout=config.step_timeout,
-        make=lambda: make_one(config),
+        make=lambda: make_one(config, num_envs, device),
         setting=config.named,
         action_mask=config.action_mask,
         channels=config.channels,

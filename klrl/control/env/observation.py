@@ -64,6 +64,11 @@ class ObservationPart:
     channels: str = "auto"  # for an image, the value of ``env.channels``
 
     @property
+    def named(self) -> str:
+        """The entry in an error."""
+        return f"observation's {self.key}" if self.key else "observation"
+
+    @property
     def size(self) -> int:
         """The length of the entry in a transport."""
         return math.prod(self.shape)
@@ -151,8 +156,8 @@ class Layout:
             if entry.kind == "mask":
                 packed[place] = self._mask(entry, mask, observation, ended)
                 continue
-            value = _at(observation, entry)
-            require_observation(value, entry.shape, _named(entry), _DTYPES.get(entry.kind))
+            value = entry_value(observation, entry)
+            require_observation(value, entry.shape, entry.named, _DTYPES.get(entry.kind))
             packed[place] = _from_zero(entry, value)
         return packed
 
@@ -160,7 +165,7 @@ class Layout:
         self, entry: ObservationPart, mask: object, observation: object, ended: bool
     ) -> np.ndarray:
         if not self.from_info:
-            mask = _at(observation, entry)
+            mask = entry_value(observation, entry)
         elif mask is None:
             if not ended:
                 raise Misfit(f"info has no {MASK}, which env.action_mask=info requires")
@@ -227,7 +232,7 @@ def layout_of(
     entries = [
         _mask_entry(setting, action)
         if has_mask and path == (MASK,)
-        else _entry(setting, path, space, channels)
+        else entry_of(setting, path, space, channels)
         for path, space in parts.items()
         if not (path == (MASK,) and mask == "none")
     ]
@@ -323,7 +328,8 @@ def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:
         yield path, space
 
 
-def _entry(setting: str, path: Path, space: Space, channels: str) -> ObservationPart:
+def entry_of(setting: str, path: Path, space: Space, channels: str) -> ObservationPart:
+    """Describe the entry at ``path``; ``setting`` names the environment in errors."""
     key = ".".join(map(str, path))
     shape = tuple(space.shape or ())
     if is_image(space):
@@ -356,7 +362,8 @@ def _mask_entry(setting: str, action: Space) -> ObservationPart:
     return ObservationPart(MASK, (MASK,), "mask", (sum(counts),), counts)
 
 
-def _at(observation: object, entry: ObservationPart) -> object:
+def entry_value(observation: object, entry: ObservationPart) -> object:
+    """Look up an entry."""
     value: Any = observation
     for step in entry.path:
         try:
@@ -366,10 +373,6 @@ def _at(observation: object, entry: ObservationPart) -> object:
     return value
 
 
-def _named(entry: ObservationPart) -> str:
-    return f"observation's {entry.key}" if entry.key else "observation"
-
-
 def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
     """Flatten an entry's value; shift the values of an index to start at 0."""
     flat = np.asarray(value).reshape(-1)
@@ -377,5 +380,5 @@ def _from_zero(entry: ObservationPart, value: object) -> np.ndarray:
         return flat
     counted = flat - np.array(entry.starts)
     if ((counted < 0) | (counted >= entry.counts)).any():
-        raise Misfit(f"{_named(entry)} is {flat.tolist()}, outside its space")
+        raise Misfit(f"{entry.named} is {flat.tolist()}, outside its space")
     return counted

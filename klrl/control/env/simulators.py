@@ -1,8 +1,8 @@
 """The contract of N simulators that step together, and klrl's copies of a Gymnasium environment.
 
-:func:`simulators_of` chooses how klrl steps its copies: as a batch, if :data:`BATCHES` names a
-module for the environment's package, else one by one. Simulators of other libraries implement the
-same contract (:mod:`klrl.control.env.gym_vector`, :mod:`klrl.control.env.torchrl_batch`).
+:func:`simulators_of` chooses how klrl steps its copies: as a batch, if
+:func:`klrl.control.env.batch.batch_of` has one, else one by one. Simulators of other libraries
+implement the same contract (:mod:`klrl.control.env.library`).
 
 Imports no torch.
 """
@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 from gymnasium.wrappers import TimeLimit
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.control.env.batch import Batch, batch_of
 from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
@@ -30,8 +30,8 @@ from klrl.control.env.contract import (
     require_flag,
     require_number,
     require_observation,
+    wrappers_of,
 )
-from klrl.control.env.gym_make import wrappers_of
 
 if TYPE_CHECKING:
     from klrl.control.env.episodes import Episodes
@@ -53,6 +53,7 @@ class Simulators(ABC):
         final: whether the observation of a step that ends an episode is the result of that step.
             Otherwise it is unknown, and a truncation bootstraps from V of the observation before.
         masks: whether ``step`` can step some of the simulators only.
+        intact: whether the running episodes are those that this object began.
         stepped: how the simulators are stepped, in words.
         observation_space, action_space: the spaces of one simulator; observations are flat.
         longest_episode: steps after which a time limit ends an episode; None if none is declared.
@@ -60,13 +61,14 @@ class Simulators(ABC):
     """
 
     count: int
-    observation_space: spaces.Box
+    observation_space: Space
     action_space: Space
     longest_episode: int | None = None
     pictures_per_second = 30.0
     device = "cpu"
     final = True
     masks = False
+    intact = True
     stepped: str
 
     @abstractmethod
@@ -85,6 +87,10 @@ class Simulators(ABC):
     def step(self, action: Array, mask: Array | None = None) -> Results:
         """Step all simulators with actions [N, A] or [N]; those in ``mask`` if ``masks``."""
 
+    def state(self) -> dict[str, Any] | None:
+        """Return the state of the running episodes, to continue them; None if it is not saved."""
+        return None
+
     def render(self) -> object:
         """Render the first simulator; None if it has no pictures."""
         return None
@@ -96,23 +102,6 @@ class Simulators(ABC):
     def place(self) -> str:
         """Name the simulator that is being stepped or reset, for errors; empty if unknown."""
         return ""
-
-
-class Batch(Protocol):
-    """Simulations of one task that step in one call, as Gymnasium steps them to the bit."""
-
-    def begin(self, copy: int) -> None:
-        """Begin an episode of a copy in the current state of the task, which was just reset."""
-
-    def step(self, actions: Array, mask: Array | None, results: Results) -> None:
-        """Step all copies, or those in ``mask``; overwrite their ``results``."""
-
-
-#: Package of tasks -> its module with ``batch_of(make, first, count)``, which returns the
-#: :class:`Batch`, or the reason why there is none; and the batch's name in words.
-BATCHES = {
-    "gymnasium.envs.mujoco.": ("klrl.control.env.mujoco_batch", "one MuJoCo batch"),
-}
 
 
 def simulators_of(
@@ -130,14 +119,11 @@ def simulators_of(
     ``batch``: whether a batch may step them, which requires equal copies.
     """
     stepped = f"{count} copies one by one" if count > 1 else "one copy"
-    entry = str(getattr(first.unwrapped.spec, "entry_point", ""))
-    for package, (module, name) in BATCHES.items() if batch and count > 1 else ():
-        if entry.startswith(package):
-            made = import_module(module).batch_of(make, first, count)
-            if not isinstance(made, str):
-                # A batch needs only one environment, which is reset in turn for each copy.
-                return BatchedCopies([flat(first)] * count, f"{count} copies in {name}", made)
-            stepped += f" ({made})"
+    made = batch_of(make, first, count) if batch and count > 1 else ""
+    if not isinstance(made, str):
+        # A batch needs only one environment, which is reset in turn for each copy.
+        return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)
+    stepped += f" ({made})" if made else ""
     copies = [first, *(make() for _ in range(count - 1))]
     if len({id(copy.unwrapped) for copy in copies}) < count:
         raise ConfigError(
@@ -229,6 +215,14 @@ class Copies(Simulators):
                 timeout = require_flag("truncated", timeout)
             observations[i], rewards[i] = observation, reward
             terminated[i], truncated[i] = terminal, timeout
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the running episodes; None if not recorded, or if one is too long to save."""
+        state = None if self.episodes is None else self.episodes.state()
+        if state is None:
+            return None
+        seed, numbers = self.begun
+        return {**state, "seed": seed, "numbers": [number - 1 for number in numbers]}
 
     def render(self) -> object:
         """Render the first copy; requires render_mode=rgb_array."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -178,16 +177,28 @@ def _values_after(
 
 
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
-    """Compute A_t = delta_t + decay_t A_{t+1} backwards over T; tensors are [N, T, 1].
+    """Compute A_t = delta_t + decay_t A_{t+1} backwards over T; tensors are [N, T, 1]."""
+    deltas, decays = _by_time(delta), _by_time(decay)
+    sums = _sums(deltas[::-1], decays[::-1], np.zeros(len(delta)))[::-1]
+    return torch.from_numpy(np.ascontiguousarray(sums.T)).unsqueeze(-1).to(delta)
 
-    The loop uses Python floats: 0.1 us per entry, while a single tensor operation takes 2 us.
+
+def _by_time(values: Tensor) -> np.ndarray:
+    """Convert a rollout's numbers [N, T, 1] to float64 [T, N]."""
+    array: np.ndarray = values[..., 0].T.to("cpu", torch.float64).contiguous().numpy()
+    return array
+
+
+def _sums(values: np.ndarray, decays: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Compute S_t = value_t + decay_t S_{t-1} [T, N], where S_{-1} is ``before`` [N].
+
+    A loop over time with a vector per step: a loop over the numbers takes 100 times as long for
+    4,096 copies of 24 steps, and as long as this one for 8 copies.
     """
-    rows = []
-    for deltas, decays in zip(delta[..., 0].tolist(), decay[..., 0].tolist(), strict=True):
-        pairs = zip(reversed(deltas), reversed(decays), strict=True)
-        sums = list(accumulate(pairs, lambda later, x: x[0] + x[1] * later, initial=0.0))
-        rows.append(sums[:0:-1])
-    return delta.new_tensor(rows).unsqueeze(-1)
+    sums = np.empty_like(values)
+    for value, decay, out in zip(values, decays, sums, strict=True):
+        before = np.add(value, np.multiply(decay, before, out=out), out=out)
+    return sums
 
 
 # --------------------------------------------------------------------- the running scale of rewards
@@ -216,16 +227,17 @@ class RewardNormalizer:
 
         Row n must contain the steps that follow row n of the previous rollout.
         """
-        rows = reward[..., 0].tolist()
-        if len(self._sums) != len(rows):  # the first rollout, or after begin_episodes()
-            self._sums = [0.0] * len(rows)
-        decays = (self._gamma * (~done[..., 0]).double()).tolist()
+        rewards = _by_time(reward)
+        if len(self._sums) != len(reward):  # the first rollout, or after begin_episodes()
+            self._sums = [0.0] * len(reward)
         if not self._begun and not reward.any():
             return self.scale  # with rewards of 0 only, the factor would rise to 1e4
         self._begun = True
-        sums = [_discounted(*of) for of in zip(rows, decays, self._sums, strict=True)]
-        self._sums = [of[-1] * decay[-1] for of, decay in zip(sums, decays, strict=True)]
-        self._moments.update(np.array(sums).ravel())
+        decays = np.ones((len(rewards) + 1, len(reward)))  # of the sums before each frame
+        decays[1:] = self._gamma * _by_time(~done)
+        sums = _sums(rewards, decays[:-1], np.array(self._sums))
+        self._sums = (sums[-1] * decays[-1]).tolist()
+        self._moments.update(sums.T.ravel())
         self.scale = float(1 / np.sqrt(self._moments.var + _EPSILON))
         return self.scale
 
@@ -251,9 +263,3 @@ class RewardNormalizer:
     def begin_episodes(self) -> None:
         """Clear the sums of running episodes, since all rows begin new episodes."""
         self._sums = []
-
-
-def _discounted(rewards: list[float], decays: list[float], before: float) -> list[float]:
-    """Compute G_t = r_t + decay_{t-1} G_{t-1} of one copy, [T]; ``before`` is decay_{-1} G_{-1}."""
-    pairs = zip(rewards[1:], decays, strict=False)
-    return list(accumulate(pairs, lambda g, x: x[0] + x[1] * g, initial=rewards[0] + before))

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def task(config: Config) -> VectorGymEnv:
     """Seed the global generators, and make the copies of the environment."""
     seed_generators(derived_seed(config.seed, "torch"))
-    return make_copies(config.env, seed=0, num_envs=1 if config.collector.imitates else None)
+    num_envs = 1 if config.collector.imitates else None
+    return make_copies(config.env, seed=0, num_envs=num_envs, device=config.device)
 
 
 def policy(config: Config, task: VectorGymEnv, *, fresh: bool) -> Agent:

@@ -8,8 +8,8 @@
             (:data:`AUTO_STEPS`), else false
 
 :func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly,
-and a printed line gives the reason. On a GPU, ``aot`` means jit, and a compiled step is also
-captured as a CUDA graph.
+and a printed line gives the reason. On a GPU, ``aot`` and ``kernel`` mean jit, and a compiled step
+is also captured as a CUDA graph.
 
 A package is machine code. It is loaded only if no other user can write its folder, and if its hash
 equals the hash that the build stored (klrl/base/cache.py). If its inputs differ from the build's in
@@ -46,9 +46,9 @@ from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.run.step import Step, StepParts, eager_step, input_layout, pure_step
 from klrl.runs.machine import cxx
 
-#: ``auto`` builds a package if a run has at least this many gradient steps. A package is
-#: faster than eager mode by about 0.7 ms a step.
-AUTO_STEPS = 10_000
+#: ``auto`` builds a package if a run has at least this many gradient steps. The first build costs
+#: 17 CPU seconds, and a package is faster than eager mode by about 0.7 ms a step.
+AUTO_STEPS = 24_000
 
 #: Loss settings that a package does not depend on: a step does not read them, or reads their value
 #: from a tensor.
@@ -71,19 +71,23 @@ def decide(config: Config, device: torch.device, requested: str | None = None) -
     """Choose the mode by settings and device type alone, whether or not the cache has a package."""
     requested = config.learner.compile if requested is None else requested
     if device.type == "cuda":
-        return "jit" if requested in ("auto", "aot") else requested
+        return "jit" if requested in ("auto", "aot", "kernel") else requested
     if requested == "auto":
         return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
     return requested
 
 
 def choose(
-    requested: str, config: Config, device: torch.device, package: Callable[[], Path]
+    requested: str,
+    config: Config,
+    device: torch.device,
+    package: Callable[[], Path],
+    unfit: str | None = None,
 ) -> tuple[str, str | None]:
-    """Choose false, jit or aot on this machine; also return the reason for a fallback, or None.
+    """Choose false, jit, aot or kernel here; also return the reason for a fallback, or None.
 
     Builds nothing. ``package`` returns the path of the step's package, which may not exist; it is
-    called only for auto and aot on a CPU.
+    called only for auto and aot on a CPU. ``unfit``: what of the job the kernel does not compute.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
@@ -95,6 +99,8 @@ def choose(
     mode, unusable = decide(config, device, requested), None
     if device.type != "cpu":
         return mode, None
+    if mode == "kernel" and unfit:
+        return "false", f"learner.compile=kernel does not compute {unfit}"
     if requested in ("auto", "aot"):
         try:
             if _load(package()) is not None:
@@ -113,7 +119,7 @@ class Prepared:
     """A gradient step that is ready to be called."""
 
     step: Step
-    mode: str  # false, jit or aot
+    mode: str  # false, jit, aot or kernel
     description: str  # the mode, in a line for the user
 
 
@@ -130,8 +136,15 @@ def prepare(
     arguments of later calls must have the same layout.
     """
     package = partial(package_path, problem, example)
-    mode, why = choose(requested, config, example[0].device, package)
+    unfit = None
+    if requested == "kernel":
+        from klrl.control.run.kernel import unfit as unfit_of
+
+        unfit = unfit_of(problem.agent, problem.loss)
+    mode, why = choose(requested, config, example[0].device, package, unfit)
     try:
+        if mode == "kernel":
+            return _kernel(problem, example)
         if mode == "jit":
             return _jit(problem, example)
         if mode == "aot":
@@ -155,6 +168,16 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     return Prepared(step, "jit", "update: torch.compile")
 
 
+def _kernel(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
+    """Load the kernel, and build it if the cache does not have it."""
+    from klrl.control.run import kernel
+
+    assert all(x.is_contiguous() and x.dtype == torch.float32 for x in example)
+    path, built = kernel.library(processor())
+    how = f"compiled, stored in {path.parent} for later runs" if built else "found in the cache"
+    return Prepared(kernel.kernel_step(problem, path), "kernel", f"update: kernel in C++, {how}")
+
+
 # ------------------------------------------------------------------------------------ packages
 
 
@@ -173,7 +196,7 @@ def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
     parts = (
         torch.__version__,
         torch.get_num_threads(),
-        _processor(),
+        processor(),
         _sources(),
         type(problem.loss).__name__,
         {k: v for k, v in asdict(problem.loss.config).items() if k not in NOT_COMPILED},
@@ -243,11 +266,13 @@ def build_package(problem: StepParts, example: Sequence[Tensor], path: Path) -> 
     from torch.fx.experimental.proxy_tensor import make_fx
 
     private_folder(path.parent)
+    # A precompiled header costs a third of a build, and saves time only in later ones.
+    how = {"aot_inductor.precompile_headers": any(path.parent.glob("*.pt2"))}
     with _torchs_own_warnings(), compiling(), replacing(path) as partial:
         # The step changes its arguments, so trace with copies.
         graph = make_fx(pure_step(problem))(*_copies(example))
         exported = torch.export.export(graph, tuple(_copies(example)))
-        aoti_compile_and_package(exported, package_path=str(partial))
+        aoti_compile_and_package(exported, package_path=str(partial), inductor_configs=how)
         write_digest(path, partial)
 
 
@@ -266,7 +291,7 @@ def _copies(example: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone() for value in example]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Describe the processor's model and instruction set, since a package is machine code."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []

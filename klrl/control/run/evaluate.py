@@ -64,7 +64,8 @@ def waves(
     copies = min(episodes, MAX_COPIES)
     if not copies:
         return
-    env = make_copies(config, seed=0, num_envs=copies)
+    env = make_copies(config, seed=0, num_envs=copies, device=str(plan.device))
+    copies = env.num_copies
     longest, seeds, noise = env.simulators.longest_episode, starts.seeds(episodes), None
     if plan.sampled:
         noise = Stream(derived_seed(starts.seed, f"{starts.use}, actions"))
@@ -103,11 +104,14 @@ def play(
     """Play one episode per seed, in the first ``len(seeds)`` copies; return scores and lengths.
 
     Actions are deterministic without ``noise``. ``watch`` is called in every state, also the last.
+    Simulators that only step together begin further episodes, which count for nothing.
     """
+    some = env.simulators.masks
     playing = np.arange(env.num_copies) < len(seeds)
     ended, total = np.zeros_like(playing), np.zeros(env.num_copies)
     steps = np.zeros(env.num_copies, int)
-    observation = env.reset_native(playing, [*seeds, *[0] * (env.num_copies - len(seeds))])
+    padded = [*seeds, *[0] * (env.num_copies - len(seeds))]
+    observation = env.reset_native(playing if some else None, padded)
     watch()
     for step in range(limit):
         if noise is not None and step % _NOISE_STEPS == 0:
@@ -115,7 +119,8 @@ def play(
                 acting.begin(_NOISE_STEPS, env.num_copies)
         seen = env.observed(observation, "in an evaluation").numpy()
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
-        observation, reward, terminated, truncated = env.step_native(action, playing)
+        results = env.step_native(action, playing if some else None)
+        observation, reward, terminated, truncated = results
         total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
         steps += playing
         watch()
@@ -124,6 +129,8 @@ def play(
         playing &= ~done
         if not playing.any():
             break
+        if not some and (over := terminated | truncated).any():
+            observation = env.reset_native(over)
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
 
 
@@ -283,6 +290,8 @@ def _drawn(config: EnvConfig) -> VectorGymEnv:
     try:
         env = make_copies(drawing, seed=0, num_envs=1)
         env.reset_native()
+        if env.num_copies > 1:
+            raise EnvError("it is a batch, and a film shows one; let the function take num_envs")
         env.picture()
     except Exception as error:  # simulators and OpenGL may raise anything
         if env is not None:
@@ -323,12 +332,14 @@ def record_trained(
             rollout = VectorRollout(transformed(env), agent, _RECORDED_STEPS, plan.device)
             rollout.sampled = plan.sampled
             parts, returns = list[TensorDictBase](), list[float]()
-            ended = torch.zeros(count, dtype=torch.bool)
+            ended = (
+                torch.arange(env.num_copies) >= count
+            )  # a batch may have more copies than are needed
             while not ended.all() and len(parts) * _RECORDED_STEPS < MAX_STEPS:
                 parts.append(rollout.collect().cpu())
                 ended |= parts[-1]["next", "done"].any(1)[:, 0]
             rollout.close()
-            for row in TensorDict.cat(parts, 1)[ended]:
+            for row in TensorDict.cat(parts, 1)[:count][ended[:count]]:
                 frames = row[: int(row["next", "done"].int().argmax()) + 1]
                 returns.append(float(frames["next", "episode_reward"][-1]))
                 number = torch.full((len(frames),), len(episodes))

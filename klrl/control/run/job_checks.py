@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -51,10 +52,13 @@ from klrl.control.env.observation import (
 )
 from klrl.runs.find import other_runs
 
+if TYPE_CHECKING:
+    from klrl.control.env.library import Library
+
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
-    space = check_env(config.env, config.actor, overridden)
+    space = check_env(config.env, config.actor, overridden, config.device)
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
         # KLs of independent choices add up; other divergences are sums over all joint actions.
         count, divergence = joint_actions(space), config.kl.divergence
@@ -72,13 +76,16 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             warn_edited(setting, path, run)
 
 
-def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) -> Space:
+def check_env(
+    env: EnvConfig, actor: ActorConfig, overridden: frozenset[str], device: str = "cpu"
+) -> Space:
     """Make the environment and step it once; refuse it if this fails or the actor cannot act in it.
 
     Returns the action space.
     """
-    copy = make_checked(env)
-    _check_pictures(env, copy)
+    copy = make_checked(env, device)
+    if isinstance(copy, gymnasium.Env):
+        _check_pictures(env, copy)
     space = copy.action_space
     discrete = is_discrete(space)
     require_supported(env.named, space)
@@ -90,7 +97,7 @@ def check_env(env: EnvConfig, actor: ActorConfig, overridden: frozenset[str]) ->
             "actor.own_critic=null: next to a custom network klrl's critic is an MLP, which "
             "cannot read images; add actor.own_critic.target=package.module:Name"
         )
-    _check_a_step(env, copy if layout is None else Packed(copy, layout), layout)
+    _check_a_step(env, copy, layout)
     if isinstance(actor, CNNActorConfig):
         check_images(layout, actor.arch)
     _check_distribution(env, actor, space)
@@ -166,14 +173,20 @@ def policy_kind(env: EnvConfig, actor: ActorConfig) -> PolicyKind:
     return PolicyKind(family, seen, action, bounds)
 
 
-def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = None) -> None:
+def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout | None) -> None:
     """Reset, step once and close: many wrong arguments of an environment fail only then."""
-    # Only custom TorchRL environments have this method.
-    specs = getattr(copy.unwrapped, "require_specs", None)
+    with _refusing(env):
+        if not isinstance(copy, gymnasium.Env):
+            copy.prepare(layout)
+            copy.trial()
+        else:
+            _step_once(env, copy if layout is None else Packed(copy, layout), layout)
+
+
+def _step_once(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> None:
+    """Reset and step a copy, and check the results."""
 
     def step() -> tuple[tuple[np.ndarray, object], object]:
-        if specs is not None:
-            specs()
         reset = copy.reset(seed=0)
         copy.action_space.seed(0)
         action = copy.action_space.sample()
@@ -184,22 +197,26 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None = N
         copy.close()
         return reset, after
 
+    reset, after = within(env.step_timeout, step)
+    if isinstance(env, CustomEnvConfig):
+        _check_results(copy.observation_space, reset, after)
+    space = copy.observation_space
+    if layout is None and isinstance(space, spaces.Box):
+        require_observation(reset[0], space.shape, dtype=space.dtype)
+    masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
+    choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
+    if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
+        warn(
+            f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
+            "env.action_mask=info, or none to ignore it"
+        )
+
+
+@contextmanager
+def _refusing(env: EnvConfig) -> Iterator[None]:
+    """Turn the failures of an environment's first step into a ConfigError."""
     try:
-        calls = 1 if specs is None else 1 + copy.unwrapped.specs_calls
-        limit = None if env.step_timeout is None else calls * env.step_timeout
-        reset, after = within(limit, step)
-        if isinstance(env, CustomEnvConfig):
-            _check_results(copy.observation_space, reset, after)
-        space = copy.observation_space
-        if layout is None and isinstance(space, spaces.Box):
-            require_observation(reset[0], space.shape, dtype=space.dtype)
-        masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
-        choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
-        if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
-            warn(
-                f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
-                "env.action_mask=info, or none to ignore it"
-            )
+        yield
     except TookTooLong:
         raise ConfigError(
             f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
@@ -268,16 +285,16 @@ def _install(extra: str) -> str:
     return f"pip install 'klrl[{extra}]'"
 
 
-def make_checked(env: EnvConfig) -> gymnasium.Env:
+def make_checked(env: EnvConfig, device: str = "cpu") -> gymnasium.Env | Library:
     """Make a copy of an environment; raise a ConfigError with the reason if that fails."""
     if not isinstance(env, CustomEnvConfig):
         _check_id(env.id)
-    return _make(env)
+    return _make(env, device)
 
 
-def _make(env: EnvConfig) -> gymnasium.Env:
+def _make(env: EnvConfig, device: str = "cpu") -> gymnasium.Env | Library:
     try:
-        return make_one(env)
+        return make_one(env, device=device)
     except ConfigError:
         raise
     except gymnasium.error.DependencyNotInstalled as error:

@@ -13,6 +13,7 @@ from tensordict.nn import ProbabilisticTensorDictSequential
 from klrl.base.seeds import derived_seed
 from klrl.config import Config
 from klrl.control.run import build
+from klrl.control.run.compiled import processor
 from klrl.control.run.kl import annotate, charge, measure
 from klrl.control.run.rollout import RunningEpisodes, described, make_rollout
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
@@ -52,6 +53,10 @@ class ControlParts(Parts):
         self.estimate_advantage, self._reward_normalizer, self._saved = advantage
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = before.get("compile") or config.learner.compile
+        if before.get("compile") == "kernel" and self.device.type == "cpu":
+            from klrl.control.run.kernel import require_library
+
+            require_library(processor())
         self.learner = build.learner(config, self.agent, self.kl, mode)
 
     # ------------------------------------------------------------------------------ the steps
@@ -100,7 +105,10 @@ class ControlParts(Parts):
         frozen: Any = None if self.reference is None else self.reference.module
         reference = None if frozen is None else frozen[0].module
         plan = EvaluationPlan(starts, size, self.config.eval.sampled, self.device)
-        return evaluate_policy(self.agent, self.config.env, plan, reference)
+        found = evaluate_policy(self.agent, self.config.env, plan, reference)
+        if not self.task.simulators.intact and self._reward_normalizer is not None:
+            self._reward_normalizer.begin_episodes()  # they were stepped, if they exist once
+        return found
 
     # --------------------------------------------------------------------------------- parts
 

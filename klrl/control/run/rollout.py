@@ -20,10 +20,17 @@ from torchrl.envs import Compose, RewardSum, StepCounter, Transform, Transformed
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
+from klrl.base.text import warn
 from klrl.config import CollectorConfig, Config, DemonstrationsConfig, factory
 from klrl.control.env.copies import VectorGymEnv, transformed
 from klrl.control.policy.acting import acts_in_numpy, make_acting
 from klrl.control.policy.networks import Agent
+
+#: What the user reads about simulators whose library drops last observations.
+NO_LAST = (
+    "environment: its library gives no last observation of an episode; a truncated episode "
+    "bootstraps from the value of the observation before it"
+)
 
 
 def _leaves(transform: Transform) -> list[Transform]:
@@ -56,6 +63,7 @@ class VectorRollout:
         self._width = env.observation_spec["observation"].shape[-1]
         self._dtype = env.base_env.observation_dtype
         self._observation: np.ndarray | None = None
+        self._told = False  # whether the user knows that last observations are lacking
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
         #: What transforms wrote in the last step, for the next rollout; 0 where an episode ended.
@@ -63,6 +71,8 @@ class VectorRollout:
 
     def collect(self) -> TensorDictBase:
         """Collect the next rollout [N, T]."""
+        if not self._base.simulators.intact:  # an evaluation stepped the same simulators
+            self.restart()
         with torch.no_grad():
             batch = self._play().to(self._device)
             add_policy(self._agent, batch)
@@ -78,6 +88,8 @@ class VectorRollout:
     def restart(self) -> None:
         """Begin new episodes with the next rollout."""
         self._observation, self._carried = None, TensorDict({}, [self._copies])
+        self._trajectories = self._next_trajectory + np.arange(self._copies)
+        self._next_trajectory += self._copies
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state at the start of the next rollout; empty if it cannot be saved."""
@@ -116,7 +128,7 @@ class VectorRollout:
             acting.begin(steps, copies)
         observation = self._observation
         if observation is None:
-            observation = self._reset(np.ones(copies, bool))
+            observation = self._reset(None)
         for t in range(steps):
             observations[:, t] = observation
             sample = acting.sample(t, observation)
@@ -133,6 +145,11 @@ class VectorRollout:
                 observation = self._reset(ended)
         self._observation = observation
         ended = terminated | truncated
+        if not self._base.simulators.final:  # V(s_t) is the best estimate of V(s_{t+1})
+            after[ended] = observations[ended]
+            if not self._told:
+                warn(NO_LAST)
+                self._told = True
         no = np.zeros_like(ended)[..., None]
         root = {
             "observation": torch.from_numpy(observations),
@@ -150,10 +167,11 @@ class VectorRollout:
         }
         return TensorDict(root, [copies, steps], names=[None, "time"])
 
-    def _reset(self, mask: np.ndarray) -> np.ndarray:
-        """Reset the copies in ``mask`` [N]; the others keep the result of their step."""
+    def _reset(self, mask: np.ndarray | None) -> np.ndarray:
+        """Reset all copies, or those in ``mask`` [N]; the others keep the result of their step."""
         observation = self._base.reset_native(mask).astype(self._dtype)
-        self._base.observed(np.where(mask[:, None], observation, 0), "at reset")  # refuses NaN
+        begun = observation if mask is None else np.where(mask[:, None], observation, 0)
+        self._base.observed(begun, "at reset")  # refuses NaN
         return observation
 
     def _number(self, ended: np.ndarray) -> np.ndarray:
@@ -188,18 +206,16 @@ class VectorRollout:
         of time, so that the rounding equals TorchRL's.
         """
         ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
-        values = value[..., 0].cpu().numpy()
-        sums = np.empty_like(values)
-        carried = self._carried.get(key, None)
-        for i in range(self._copies):
-            first = np.zeros((), values.dtype) if carried is None else carried[i, 0].cpu().numpy()
-            start = 0
-            for stop in [*(np.flatnonzero(ended[i]) + 1).tolist(), self._steps]:
-                if stop > start:
-                    part = values[i, start:stop].copy()
-                    part[0] += first
-                    sums[i, start:stop] = np.cumsum(part, dtype=values.dtype)
-                first, start = np.zeros((), values.dtype), stop
+        sums = value[..., 0].cpu().numpy().copy()
+        last: Any = (
+            0 if (kept := self._carried.get(key, None)) is None else kept[:, 0].cpu().numpy()
+        )
+        start = 0
+        for stop in sorted({*(np.flatnonzero(ended.any(0)) + 1).tolist(), self._steps}):
+            piece = sums[:, start:stop]
+            piece[:, 0] += last
+            np.cumsum(piece, 1, dtype=sums.dtype, out=piece)
+            start, last = stop, np.where(ended[:, stop - 1], 0, piece[:, -1])
         batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:

@@ -22,7 +22,7 @@ Frames = dict[str, Tensor]
 class ControlSteps(Steps[Frames, Tensor]):
     """Gradient steps of policy and critic by :mod:`klrl.control.run.step`, eager or compiled.
 
-    No step waits for the device. ``mode`` is auto, false, jit or aot.
+    No step waits for the device. ``mode`` is auto, false, jit, aot or kernel.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import model_device
 from klrl.language.run.evaluate import LAYOUT, ROWS, places
 from klrl.language.run.load import Policy, template_of
-from klrl.language.run.rollout import PromptRollout, rescore, texts_of
+from klrl.language.run.rollout import PromptRollout, rescore
 from klrl.runs.metrics import Row
 from klrl.train.scores import IN_RUN
 
@@ -33,13 +33,9 @@ from klrl.train.scores import IN_RUN
 class AnswerRollout(PromptRollout):
     """Makes rollouts of the next prompts with their answers, instead of sampled responses."""
 
-    def respond(self, prompts: PromptBatch) -> TensorDict:
-        """Return the prompts with their answers, as a batch [B]."""
-        self.iteration += 1
-        self.scored_prompts = prompts.prompts
-        batch = answered(self.policy, prompts, self.config)
-        self.responses = texts_of(self.policy, batch)
-        return batch
+    def draw(self, prompts: PromptBatch, first: int) -> TensorDict:
+        """Return this process's prompts with their answers, as a batch."""
+        return answered(self.policy, prompts, self.config)
 
 
 def answer_ids(

@@ -12,13 +12,27 @@ from tensordict import TensorDictBase
 from torch import nn
 
 from klrl.config import LanguageConfig, factory
-from klrl.language.data.batch import LOG_PROBS, SAMPLER_LOG_PROBS
+from klrl.language.data.batch import (
+    LOG_PROBS,
+    REF_LOG_PROBS,
+    SAMPLER_LOG_PROBS,
+    response_mask,
+    response_part,
+)
 from klrl.language.model.causal_lm import head, in_low_precision
 from klrl.language.model.vocabulary import NextTokens
 from klrl.language.run import build
 from klrl.language.run.answers import held_out
 from klrl.language.run.evaluate import Player, places
-from klrl.language.run.kl import Reference, annotate, charge, measure
+from klrl.language.run.kl import (
+    DIVERGENCE,
+    EXACT,
+    FORWARD,
+    Reference,
+    annotate,
+    charge,
+    measure,
+)
 from klrl.language.run.load import Weights, within_contexts
 from klrl.language.run.record import ShownSamples, rewards_of
 from klrl.language.run.rollout import (
@@ -28,8 +42,17 @@ from klrl.language.run.rollout import (
     PromptRollout,
     make_sampler,
     rescore,
+    rounding,
 )
-from klrl.language.run.stale import RolloutQueue, StaleRollout, room, sampler_row
+from klrl.language.run.shares import own_rows, share
+from klrl.language.run.stale import (
+    SAMPLER_KL,
+    RolloutQueue,
+    StaleRollout,
+    kl_to,
+    room,
+    sampler_row,
+)
 from klrl.language.run.update import LanguageSteps, prompts_at_a_time
 from klrl.runs.machine import device_of
 from klrl.runs.metrics import Row
@@ -38,6 +61,11 @@ from klrl.train.loop import Parts, Rewards
 from klrl.train.scores import CLOSING, IN_RUN, Evaluation, Size, Starts
 
 _say = partial(print, flush=True)
+#: The entries that each process of torchrun adds to its own rows, [B, P + R] or [B, R].
+_GATHERED = (
+    *(LOG_PROBS, SAMPLER_LOG_PROBS, SAMPLER_KL),
+    *(REF_LOG_PROBS, EXACT, FORWARD, DIVERGENCE),
+)
 
 
 class LanguageParts(Parts):
@@ -82,30 +110,47 @@ class LanguageParts(Parts):
 
     def charge_kl(self, batch: TensorDictBase) -> dict[str, torch.Tensor]:
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
-        measured, model, config = {}, self.policy.model, self.config
-        temperature, at_a_time = config.collector.temperature, prompts_at_a_time(config)
+        own, config, mask = own_rows(batch, [STATES]), self.config, response_mask(batch)
+        sampled, measured = response_part(batch, LOG_PROBS), {}
+        scored = in_low_precision(self.policy.model) or config.sampled_elsewhere
         if config.reads_sampler:
-            batch[SAMPLER_LOG_PROBS], batch[SAMPLER_STATES] = batch[LOG_PROBS], batch[STATES]
-        if in_low_precision(model) or config.sampled_elsewhere:
-            self._rounding = rescore(batch, model, self.layout, at_a_time, temperature)
+            own[SAMPLER_LOG_PROBS], own[SAMPLER_STATES] = own[LOG_PROBS], own[STATES]
+        if scored:
+            at_a_time = prompts_at_a_time(config)
+            rescore(own, self.policy.model, self.layout, at_a_time, config.collector.temperature)
         if config.reads_sampler:
-            own = None if self.stale.current is None else self.stale.current.head
-            mu = NextTokens(batch[SAMPLER_STATES], own or head(model), temperature)
-            policy = NextTokens(batch[STATES], head(model), temperature)
-            self._rounding = sampler_row(batch, mu, policy, self.stale.lag)
-            self.steps.sampler_head = own
-            if not self.steps.exact_measure:
-                del batch[SAMPLER_STATES]
+            self._compare_sampler(own)
         if self.reference is not None:
-            states = self.reference.states(batch, self.reference_layout, at_a_time)
-            batch[REF_STATES] = states
-            policy = NextTokens(batch[STATES], head(model), temperature)
-            assert self.kl is not None
-            reference = self.reference.next_tokens(states, temperature)
-            annotate(batch, policy, reference, self.kl.divergence)
+            self._annotate(own)
+        share(batch, own, _GATHERED)
+        if config.reads_sampler:
+            self._rounding = sampler_row(batch, self.stale.lag)
+        elif scored:
+            self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), mask)
+        if self.reference is not None:
             measured = measure(batch)
         charge(batch, self.kl)
         return measured
+
+    def _compare_sampler(self, own: TensorDictBase) -> None:
+        """Measure this process's responses by KL(mu||policy); mu is the policy that sampled."""
+        temperature, now = self.config.collector.temperature, head(self.policy.model)
+        own_head = None if self.stale.current is None else self.stale.current.head
+        mu = NextTokens(own[SAMPLER_STATES], own_head or now, temperature)
+        own[SAMPLER_KL] = kl_to(mu, NextTokens(own[STATES], now, temperature), own)
+        self.steps.sampler_head = own_head
+        if not self.steps.exact_measure:
+            del own[SAMPLER_STATES]
+
+    def _annotate(self, own: TensorDictBase) -> None:
+        """Score this process's responses by the reference, and measure their KL."""
+        assert self.reference is not None
+        assert self.kl is not None
+        temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
+        own[REF_STATES] = states = self.reference.states(own, self.reference_layout, at_a_time)
+        policy = NextTokens(own[STATES], head(self.policy.model), temperature)
+        reference = self.reference.next_tokens(states, temperature)
+        annotate(own, policy, reference, self.kl.divergence)
 
     @property
     def actor(self) -> nn.Module:

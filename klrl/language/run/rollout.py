@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base import ranks
 from klrl.base.seeds import derived_seed
 from klrl.config import LanguageConfig
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     ATTENTION,
     LOG_PROBS,
+    SCORE,
     make_batch,
     pad_to_full,
     prompt_length,
     response_mask,
     response_part,
-    set_scores,
 )
 from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.data.rewards import Extras, response_texts
@@ -30,6 +32,7 @@ from klrl.language.model.vocabulary import NextTokens, response_log_probs
 from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
+from klrl.language.run.shares import own_prompts, spread
 from klrl.runs.metrics import Row
 
 #: Hidden states [B, R, D] that predict the responses: pi_old's, those of the sampling policy mu, if
@@ -86,15 +89,21 @@ class PromptRollout:
         self.score(batch)
         return batch
 
-    def respond(self, prompts: PromptBatch) -> TensorDict:
+    def respond(self, prompts: PromptBatch) -> TensorDictBase:
         """Sample this iteration's responses to the prompts, as a batch [B]."""
-        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        own = self.draw(*own_prompts(prompts))
+        # A checkpoint of rank 0 contains rollouts that wait, with all states.
+        batch = spread(own, [] if self.config.collector.staleness else [STATES])
         self.iteration += 1
         group_size = self.config.collector.group_size
         self.scored_prompts = [prompt for prompt in prompts.prompts for _ in range(group_size)]
-        batch = sample(self.policy, self.sampler, prompts, self.config, seed)
         self.responses = texts_of(self.policy, batch)
         return batch
+
+    def draw(self, prompts: PromptBatch, first: int) -> TensorDict:
+        """Sample responses to this process's prompts; ``first`` is the number of the first one."""
+        seed = derived_seed(self.config.seed, "sample", self.iteration)
+        return sample(self.policy, self.sampler, prompts, self.config, seed, first)
 
     def recall(self, batch: TensorDictBase, served: int) -> None:
         """Set prompts and texts to those of a rollout before which ``served`` were served."""
@@ -106,28 +115,40 @@ class PromptRollout:
         self.responses = texts_of(self.policy, batch)
 
     def score(self, batch: TensorDictBase) -> None:
-        """Write scores and any gold scores; for several reward functions, also their own scores."""
+        """Write scores and any gold scores; for several reward functions, also their own scores.
+
+        Rank 0 of the run's processes calls the reward functions.
+        """
         self.phase("reward")
+        for key, scores in ranks.first(partial(self.rewarded, batch)).items():
+            batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
+
+    def rewarded(self, batch: TensorDictBase) -> dict[tuple[str, ...], Tensor]:
+        """Return the scores of the latest rollout's responses by their key in the batch, [B]."""
         samples = (self.scored_prompts, self.responses, extras_of(batch))
         parts = self.task.reward.parts(*samples)
-        set_scores(batch, self.task.reward.total(parts).to(batch.device))
-        extra: dict[tuple[str, ...], Tensor] = {}
+        scores: dict[tuple[str, ...], Tensor] = {SCORE: self.task.reward.total(parts)}
         if len(parts) > 1:
-            extra = {(*PARTS, name): part for name, part in parts.items()}
+            scores |= {(*PARTS, name): part for name, part in parts.items()}
         if self.task.gold is not None:
-            extra[GOLD] = self.task.gold(*samples)
-        for key, scores in extra.items():
-            batch[key] = scores.to(batch.device).reshape(-1, 1, 1)
+            scores[GOLD] = self.task.gold(*samples)
+        return scores
 
     def close(self) -> None:
         """Do nothing: no resource is open."""
 
 
 def sample(
-    policy: Policy, sampler: CacheSampler, prompts: PromptBatch, config: LanguageConfig, seed: int
+    policy: Policy,
+    sampler: CacheSampler,
+    prompts: PromptBatch,
+    config: LanguageConfig,
+    seed: int,
+    first: int = 0,
 ) -> TensorDict:
     """Sample responses with the settings of training; return a batch [B] without scores."""
-    return respond(sampler, prompts, config.collector.group_size, decoding_of(config), seed)
+    group_size = config.collector.group_size
+    return respond(sampler, prompts, group_size, decoding_of(config), seed, first)
 
 
 def respond(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import nn
+from torch import Tensor, nn
 
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig
@@ -31,6 +31,9 @@ from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import PromptRollout
 from klrl.runs.metrics import Row
+
+#: KL(mu||policy) at each token before the update [B, R].
+SAMPLER_KL = ("kl", "sampler")
 
 
 @dataclass
@@ -143,16 +146,22 @@ class StaleRollout:
 
 
 @torch.no_grad()
-def sampler_row(batch: TensorDictBase, mu: NextTokens, policy: NextTokens, lag: int) -> Row:
+def kl_to(mu: NextTokens, policy: NextTokens, batch: TensorDictBase) -> Tensor:
+    """Compute KL(mu||policy) at the tokens of a batch [B], exactly; [B, R] nats."""
+    tokens, mask = batch["tokens", "response"], response_mask(batch)
+    _, [compared] = token_measures(mu, tokens, mask, [Against(policy)])
+    return compared.divergence["reverse"]
+
+
+def sampler_row(batch: TensorDictBase, lag: int) -> Row:
     """Compare mu with the policy before the update: k3, exact and largest gap in nats; the lag.
 
-    The batch [B] has log mu and log pi_old of its tokens.
+    The batch [B] has log mu and log pi_old of its tokens, and KL(mu||pi_old).
     """
-    mask, tokens = response_mask(batch), batch["tokens", "response"]
+    mask = response_mask(batch)
     log_mu, old = (response_part(batch, key).double() for key in (SAMPLER_LOG_PROBS, LOG_PROBS))
-    _, [compared] = token_measures(mu, tokens, mask, [Against(policy)])
     return {
-        "kl/sampler/exact": float(masked_mean(compared.divergence["reverse"].double(), mask)),
+        "kl/sampler/exact": float(masked_mean(batch[SAMPLER_KL].double(), mask)),
         "kl/sampler/k3": float(masked_mean(estimate_kl(log_mu, old, "k3", mask), mask)),
         "kl/sampler/max": float((log_mu - old).masked_fill(~mask, 0.0).abs().max()),
         "sampler/lag": float(lag),

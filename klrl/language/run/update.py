@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from klrl.base import ranks
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import estimate_kl, masked_mean
@@ -33,6 +34,7 @@ from klrl.language.run.kl import Reference
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import REF_STATES, SAMPLER_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
+from klrl.language.run.shares import own_part, take
 from klrl.losses.policy import LossTerms, Scored, make_loss
 from klrl.losses.terms import normalized
 from klrl.train.learner import Coefficients, Steps
@@ -97,10 +99,13 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def minibatches(self, frames: TensorDictBase) -> Iterator[TensorDictBase]:
         """Yield minibatches of whole groups, each group once, in random order."""
-        size = self.config.collector.group_size
+        size, count = self.config.collector.group_size, self.config.learner.minibatches
+        # Each of n adjacent parts of the rollout, with one prompt for each minibatch, is shuffled.
+        # So processes that share the rollout have equally many prompts of every minibatch.
         # The order comes from the CPU's generator, so it is the same on every device.
-        order = torch.randperm(frames.batch_size[0] // size).to(frames["advantage"].device)
-        for prompts in order.chunk(self.config.learner.minibatches):
+        places = torch.rand(frames.batch_size[0] // size // count, count).argsort(1)  # [n, count]
+        order = places + count * torch.arange(len(places))[:, None]
+        for prompts in order.to(frames["advantage"].device).unbind(1):
             yield take_prompts(frames, prompts, size)
 
     def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
@@ -111,9 +116,11 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             total = terms.total if share is None else terms.total * share.to(terms.total)
             total.backward()
             measured.append({name: value.detach() for name, value in terms.measured.items()})
+        self.optimizer.sum_gradients()
         norm = self.optimizer.clipped_step(coefficients.lr)
         with torch.no_grad():
-            whole = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
+            own = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
+            whole = {name: ranks.concatenated(value) for name, value in own.items()}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
                 # Average over all responses: the loss's mask is empty if all are truncated.
@@ -127,21 +134,22 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         """Yield each micro-batch, its loss's weight, and the divisor that scaled its advantages.
 
         Weight and divisor are None for a single micro-batch; the divisor is also None without
-        ``normalize_advantage``.
+        ``normalize_advantage``. The micro-batches are those of this process.
         """
         size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
         count = minibatch.batch_size[0] // group_size
-        if size is None or size >= count:
+        own = torch.arange(count, device=minibatch["advantage"].device)[own_part(count)]
+        if len(own) == count and (size is None or size >= count):
             yield minibatch, None, None
             return
         minibatch, mask, spread = minibatch.copy(), self._learned(minibatch), None
         if self.config.loss.normalize_advantage:
             advantage, spread = normalized(minibatch["advantage"].squeeze(-1), mask)
             minibatch["advantage"] = advantage.unsqueeze(-1)
-        for prompts in torch.arange(count, device=mask.device).split(size):
+        for prompts in own.split(size or count):
             rows = torch.isin(torch.arange(count, device=mask.device), prompts)
             share = self.loss.share(rows.repeat_interleave(group_size), mask)
-            yield take_prompts(minibatch, prompts, group_size), share, spread
+            yield take(minibatch, prompts, group_size), share, spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
         """Return the loss's mask [B, R]; with ``mask_truncated``, without truncated responses."""
@@ -229,13 +237,14 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         """Compute the exact KL(old||new), averaged over a rollout's tokens, in nats per token."""
         total = frames["advantage"].new_zeros((), dtype=torch.float64)
         size = self.config.collector.group_size
-        prompts = torch.arange(frames.batch_size[0] // size, device=total.device)
+        count = frames.batch_size[0] // size
+        prompts = torch.arange(count, device=total.device)[own_part(count)]
         for few in prompts.split(prompts_at_a_time(self.config)):
-            part = take_prompts(frames, few, size)
+            part = take(frames, few, size)
             new = self.layout.next_tokens(self.policy.model, part, self._temperature)
             mask = response_mask(part)
             total += exact_token_kl(self._old(part), new, mask).sum(dtype=torch.float64)
-        return float(total / response_mask(frames).sum())
+        return float(ranks.summed(total) / response_mask(frames).sum())
 
     def positions_per_unit(self, frames: TensorDictBase) -> float:
         """Return 1, or with ``loss.unit=sequence`` the mean number of tokens per response."""
@@ -267,6 +276,13 @@ class Optimizer(torch.optim.AdamW):
             parameters, lr=config.lr, eps=config.eps, weight_decay=weight_decay, fused=fused
         )
         self._max_norm = config.max_grad_norm
+
+    def sum_gradients(self) -> None:
+        """Sum the gradients of all processes of torchrun, each of which has its share's."""
+        if ranks.world() == 1:
+            return
+        for p in self.param_groups[0]["params"]:
+            p.grad = ranks.summed(torch.zeros_like(p) if p.grad is None else p.grad)
 
     def clipped_step(self, lr: float) -> Tensor:
         """Clip the gradient, step, and drop the gradient; return its norm before clipping."""

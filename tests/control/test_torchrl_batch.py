@@ -1,6 +1,7 @@
-"""A TorchRL environment of the user's own, against the Gymnasium environment that it is made of."""
+"""A TorchRL environment of the user's own, as simulators that step together."""
 
 import re
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict import TensorDict
+from torchrl._utils import seed_generator
 from torchrl.data import (
     Binary,
     Bounded,
@@ -19,12 +21,15 @@ from torchrl.data import (
     TensorSpec,
     Unbounded,
 )
-from torchrl.envs import EnvBase, PendulumEnv, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase
 
 from klrl.base.errors import EnvError
+from klrl.base.seeds import derived_seed
 from klrl.control.env.contract import Misfit
 from klrl.control.env.copies import VectorGymEnv
-from klrl.control.env.torchrl_env import TorchRLEnv
+from klrl.control.env.observation import layout_of
+from klrl.control.env.pendulum import Pendulum
+from klrl.control.env.torchrl_batch import TorchRLBatch, as_batch
 
 
 class CartPole(EnvBase):
@@ -90,43 +95,81 @@ class Dice(EnvBase):
         return TensorDict({**result, "reward": reward, "done": end, "terminated": end})
 
 
+def batch(make, count: int = 2, *keys: str) -> TorchRLBatch:
+    made = as_batch("env.target=own", make(), make, count)
+    assert isinstance(made, TorchRLBatch)
+    if keys:
+        made.select(keys)
+    made.prepare(layout_of("env.target=own", made.observation_space, made.action_space))
+    return made
+
+
 def copies(make, count: int = 2, **how) -> VectorGymEnv:
-    return VectorGymEnv("own", count, make=lambda: TorchRLEnv("env.target=own", make()), **how)
+    own = partial(as_batch, "env.target=own")
+    return VectorGymEnv("", make=lambda: own(make(), make, count), setting="env.target=own", **how)
 
 
-def test_its_copies_return_what_gymnasiums_own_do() -> None:
-    """Observations, rewards, ends, over several episodes: to the bit."""
-    own, real = copies(CartPole, seed=7), VectorGymEnv("CartPole-v1", 2, seed=7)
-    assert str(own.action_spec) == str(real.action_spec)
-    np.testing.assert_array_equal(own.reset_native(), real.reset_native())
+def test_an_environment_without_a_batch_steps_as_gymnasiums_copies() -> None:
+    """Observations, rewards, ends, over several episodes, given the same resets: to the bit."""
+    own, real = batch(CartPole), VectorGymEnv("CartPole-v1", 2, seed=7).simulators
+    seed = derived_seed(0, "episode", 0)
+    mine = own.reset(None)
+    np.testing.assert_array_equal(mine, real.reset(None, [seed, seed_generator(seed)]))
     rng, ends = np.random.default_rng(0), 0
     for _ in range(100):
         action = rng.integers(2, size=2)
-        pairs = list(zip(own.step_native(action), real.step_native(action), strict=True))
-        for mine, other in pairs:
-            np.testing.assert_array_equal(mine, other)
-        ended = pairs[2][1] | pairs[3][1]
+        results = own.step(action), real.step(action)
+        for one, other in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, other)
+        ended = results[0][2] | results[0][3]
         ends += int(ended.sum())
         if ended.any():
-            np.testing.assert_array_equal(own.reset_native(ended), real.reset_native(ended))
+            np.testing.assert_array_equal(own.reset(ended), real.reset(ended, [None] * 2))
     assert ends > 4
 
 
-def test_a_stateless_one_goes_as_torchrls_rollout() -> None:
-    """What it carries (angle, speed, parameters, steps) is handed on as TorchRL's step_mdp does."""
-    mine = TorchRLEnv("env", TransformedEnv(PendulumEnv(seed=0), StepCounter(max_steps=5)))
-    theirs = TransformedEnv(PendulumEnv(seed=0), StepCounter(max_steps=5))
-    theirs.set_seed(3)
-    expected = theirs.rollout(5, break_when_any_done=False)
-    seen, _ = mine.reset(seed=3)
-    assert float(seen["th"]) == float(expected["th"][0])
-    for t in range(5):
-        seen, reward, terminated, truncated, _ = mine.step(expected["action"][t].numpy())
-        assert (reward, float(seen["th"])) == (
-            float(expected["next", "reward"][t]),
-            float(expected["next", "th"][t]),
-        )
-        assert (terminated, truncated) == (False, t == 4)
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_batch_goes_as_a_plain_loop_of_torchrls(count: int) -> None:
+    """Pendulums with limits of their own, over their ends, to the bit."""
+    env = batch(lambda: Limited(count), count, "observation")
+    theirs, rng, seen = Limited(count), np.random.default_rng(0), env.reset(None)
+    theirs.set_seed(derived_seed(0, "episode", 0))
+    data, ends = theirs.reset(TensorDict(batch_size=[count])), 0
+    for _ in range(60):
+        np.testing.assert_array_equal(seen, shown(data))
+        action = rng.uniform(-3, 3, (count, 1)).astype(np.float32)
+        data = theirs.step(data.set("action", torch.from_numpy(action)))
+        after, reward, terminated, truncated = env.step(action)
+        np.testing.assert_array_equal(after, shown(data["next"]))
+        np.testing.assert_array_equal(reward, data["next", "reward"][:, 0])
+        np.testing.assert_array_equal(truncated, data["next", "done"][:, 0])
+        assert not terminated.any()
+        ended, data = data["next", "done"], theirs.step_mdp(data)
+        seen = after
+        if ended.any():
+            ends += int(ended.sum())
+            data = theirs.reset(data.set("_reset", ended), set_state=False)
+            data.pop("_reset", None)
+            seen = env.reset(truncated)
+    assert ends >= 10 * count
+
+
+class Limited(Pendulum):
+    """Episodes of 3 to 5 steps: that of simulator i has 3 + i modulo 3."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def _step(self, tensordict: TensorDict) -> TensorDict:
+        after = Pendulum._step(tensordict)
+        over = after["steps"] >= 3 + torch.arange(len(after["steps"]))[:, None] % 3
+        return after.update({"done": over, "truncated": over})
+
+
+def shown(data: TensorDict) -> np.ndarray:
+    angle = data["th"]
+    return torch.stack([angle.cos(), angle.sin(), data["thdot"]], 1).numpy()
 
 
 @pytest.mark.parametrize(
@@ -159,45 +202,48 @@ def test_a_stateless_one_goes_as_torchrls_rollout() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_an_action_of_its_space_is_one_of_its_spec(spec, space, action, given) -> None:
-    base = Dice(spec)
-    env = TorchRLEnv("env", base)
+    env = batch(lambda: Dice(spec))
     assert env.action_space == space
     assert space.contains(np.asarray(action, space.dtype))
-    env.reset(seed=0)
-    env.step(action)
-    assert base.given.dtype == given.dtype
-    torch.testing.assert_close(base.given, given)
-    assert spec.is_in(base.given)
+    env.reset(None)
+    env.step(
+        np.stack([np.asarray(action).reshape(-1)] * 2).reshape(2, *np.shape(action)[:1] and (-1,))
+    )
+    for base in env.env._envs:
+        assert base.given.dtype == given.dtype
+        torch.testing.assert_close(base.given, given)
+        assert spec.is_in(base.given)
 
 
 def test_its_observation_spec_is_a_space_of_its_results() -> None:
-    env = TorchRLEnv("env", Dice())
-    assert env.observation_space == spaces.Dict(
+    env = batch(Dice)
+    assert env.seen_space == spaces.Dict(
         eyes=spaces.Discrete(6),
         seen=spaces.Dict(sum=spaces.Box(-np.inf, np.inf, (1,)), high=spaces.MultiBinary((2,))),
     )
-    assert env.observation_space.contains(env.reset(seed=0)[0])
-    pixels = CartPole(spec=Bounded(0, 255, (3, 8, 8), dtype=torch.uint8))
-    assert TorchRLEnv("env", pixels).observation_space == spaces.Box(0, 255, (3, 8, 8), np.uint8)
+    shown = env.reset(None)[0].tolist()
+    eyes = env.env._envs[0].total  # the first sum; vectors come before numbers
+    assert sorted(shown[:3]) == sorted([eyes, float(eyes > 2), float(eyes > 4)])
+    assert shown[3] == eyes
+    pixels = batch(partial(CartPole, spec=Bounded(0, 255, (3, 8, 8), dtype=torch.uint8)))
+    assert pixels.seen_space == spaces.Box(0, 255, (3, 8, 8), np.uint8)
 
 
-def test_a_copy_draws_from_a_generator_of_its_own() -> None:
-    """It seeds torch's global one; the policy's noise must not know, nor the copy beside it."""
-    alone, first, second = (TorchRLEnv("env", Dice()) for _ in range(3))
-    action = np.zeros(2, np.float32)
-    expected = [alone.reset(seed=1)[0]["eyes"], *(alone.step(action)[0]["eyes"] for _ in range(4))]
-    torch.manual_seed(1)
-    assert expected == [torch.randint(6, ()) for _ in range(5)]
-
+def test_a_batch_draws_from_a_generator_of_its_own() -> None:
+    """It seeds torch's global one; the policy's noise must not know, nor the batch beside it."""
     torch.manual_seed(5)
     noise = torch.randn(3)
+    action = np.zeros((2, 2), np.float32)
+    alone, first, second = (batch(Dice) for _ in range(3))
+    expected = [alone.reset(None).copy(), *(alone.step(action)[0].copy() for _ in range(4))]
     torch.manual_seed(5)
-    found = [first.reset(seed=1)[0]["eyes"]]
-    second.reset(seed=2)
+    found = [first.reset(None).copy()]
+    second.seed(2)
+    second.reset(None)
     for _ in range(4):
-        found.append(first.step(action)[0]["eyes"])
+        found.append(first.step(action)[0].copy())
         second.step(action)
-    assert found == expected
+    np.testing.assert_array_equal(found, expected)
     assert torch.equal(torch.randn(3), noise)
 
 
@@ -208,39 +254,42 @@ def test_an_end_that_is_not_terminal_is_a_truncation(terminal: bool) -> None:
             ended = {"done": torch.tensor([True]), "terminated": torch.tensor([terminal])}
             return super()._step(tensordict).update(ended)
 
-    env = TorchRLEnv("env", Ends())
-    env.reset(seed=0)
-    assert env.step(np.zeros(2, np.float32))[2:4] == (terminal, not terminal)
+    env = batch(Ends)
+    env.reset(None)
+    ends = env.step(np.zeros((2, 2), np.float32))[2:4]
+    assert [each.tolist() for each in ends] == [[terminal] * 2, [not terminal] * 2]
 
 
 @pytest.mark.parametrize(
-    ("base", "said"),
+    ("make", "said"),
     [
-        (CartPole(), ""),
+        (CartPole, ""),
+        (Pendulum, ""),
         (
-            CartPole(more="truncated"),
+            partial(CartPole, more="truncated"),
             "torchrl's check_env_specs refuses the specs: AssertionError: The keys of the specs",
         ),
         (
-            CartPole(spec=Unbounded(4, dtype=torch.float64)),
-            "as torch.float32 of shape [4], but its spec requires torch.float64 of shape [4]",
+            partial(CartPole, spec=Unbounded(4, dtype=torch.float64)),
+            "its spec requires torch.float64",
         ),
     ],
 )
-def test_results_that_do_not_fit_the_specs_are_named(base: EnvBase, said: str, capfd) -> None:
+def test_results_that_do_not_fit_the_specs_are_named(make, said: str, capfd) -> None:
+    env = batch(make)
     if not said:
-        TorchRLEnv("env", base).require_specs()
+        env.trial()
     else:
         with pytest.raises(Misfit, match=re.escape(said)):
-            TorchRLEnv("env", base).require_specs()
+            env.trial()
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_key_that_is_missing_later_ends_the_run_in_a_line() -> None:
-    env = copies(CartPole, 1)
+    env = copies(partial(Pendulum), 2)
     env.reset_native()
-    inner = env.simulators.envs[0].unwrapped
-    assert isinstance(inner, TorchRLEnv)
-    inner.base.leave = "observation"
-    with pytest.raises(EnvError, match="the environment wrote no observation"):
-        env.step_native(np.array([1]))
+    env.simulators.env._step = lambda data: TensorDict(
+        {"reward": torch.zeros(2, 1), "done": data["done"], "terminated": data["done"]}, [2]
+    )
+    with pytest.raises(EnvError, match="env.target=own: step 1: the environment wrote no "):
+        env.step_native(np.zeros((2, 1), np.float32))

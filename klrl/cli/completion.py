@@ -1,0 +1,40 @@
+"""``klrl completion SHELL``: prints a script that completes commands, choices and settings."""
+
+from __future__ import annotations
+
+from klrl.cli.wrapper import DONE, Parser
+from klrl.config.choices import ALL_GROUPS
+from klrl.config.explain import described, settings
+
+#: Bash's words end at =, so a reply is only what follows the last = of the word.
+_BASH = """\
+_klrl() {
+  local word="${COMP_LINE:0:COMP_POINT}"; word="${word##* }"
+  COMPREPLY=($(compgen -W "WORDS" -- "$word"))
+  [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
+}
+complete -o nospace -o default -F _klrl klrl"""
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": "autoload -U +X compinit bashcompinit && compinit && bashcompinit\n" + _BASH,
+    "fish": "complete -c klrl -a 'WORDS'",
+}
+
+
+def completion_command(argv: list[str]) -> int:
+    """Print the script of a shell; return the exit code."""
+    from klrl.cli.main import COMMANDS
+
+    shell = parser().parse_args(argv).shell
+    choices = [f"{group}={name}" for group in ALL_GROUPS for name in described(group)]
+    words = [*COMMANDS, *choices, *(f"{key}=" for key in settings())]
+    print(_SCRIPTS[shell].replace("WORDS", " ".join(words)))
+    return DONE
+
+
+def parser() -> Parser:
+    """Return the command's argument parser."""
+    script = 'Print a completion script; for bash, eval "$(klrl completion bash)" in ~/.bashrc.'
+    parser = Parser(prog="klrl completion", description=script)
+    parser.add_argument("shell", choices=_SCRIPTS, metavar="SHELL", help="bash, zsh or fish")
+    return parser
