@@ -202,7 +202,11 @@ def test_grpo(placement: str, model: str, monkeypatch: pytest.MonkeyPatch) -> No
     klrl.run(*job, *size, *QUIET, *words(c), folder="run", callbacks=[watch])
 
     net = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64)
-    reference, rows, orders = deepcopy(net), [], iter(watch.orders)
+    reference, rows = deepcopy(net), []
+    # klrl shuffles each of n adjacent parts of the prompts, one prompt for each minibatch.
+    n, count = 8 // c.learner_minibatches, c.learner_minibatches
+    parts = torch.stack(watch.orders).reshape(-1, n, count) + count * torch.arange(n)[:, None]
+    orders = iter(parts.transpose(1, 2).flatten(1))
     adam = torch.optim.Adam(net.parameters(), c.optim_lr, eps=c.optim_eps)
     for k, batch in enumerate(watch.batches):
         rollout = batch["tokens", "full"], batch[ATTENTION], response_mask(batch)

@@ -103,8 +103,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         # Each of n adjacent parts of the rollout, with one prompt for each minibatch, is shuffled.
         # So processes that share the rollout have equally many prompts of every minibatch.
         # The order comes from the CPU's generator, so it is the same on every device.
-        places = torch.rand(frames.batch_size[0] // size // count, count).argsort(1)  # [n, count]
-        order = places + count * torch.arange(len(places))[:, None]
+        parts = frames.batch_size[0] // size // count
+        places = torch.stack([torch.randperm(count) for _ in range(parts)])  # [n, count]
+        order = places + count * torch.arange(parts)[:, None]
         for prompts in order.to(frames["advantage"].device).unbind(1):
             yield take_prompts(frames, prompts, size)
 
