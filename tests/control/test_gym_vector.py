@@ -191,3 +191,19 @@ def test_a_batch_that_is_smaller_than_asked_records_and_evaluates_in_waves(capsy
         assert "over 11 episodes" in capsys.readouterr().out
     assert exits("evaluate", str(PART), "--video") == 2
     assert "it is a batch, and a film shows one" in capsys.readouterr().err
+
+
+def test_a_rollout_begins_anew_after_another_use_of_its_simulators(settings) -> None:
+    simulators.once.cache_clear()
+    config = settings("env=custom", f"env.target={HERE}:once", "env.num_envs=4").env
+    env = transformed(make_copies(config, seed=3))
+    rollout = VectorRollout(env, agent_of(env), 4, torch.device("cpu"))
+    first = rollout.collect()
+    assert rollout.collect()["observation"][:, 0, 0].any(), "episodes go on"
+    other = make_copies(config, seed=0)
+    assert other.notes[-1].startswith("environment: env.target returns the same simulators")
+    other.reset_native()
+    batch = rollout.collect()
+    assert not batch["observation"][:, 0, 0].any()
+    assert (batch["observation"][:, 0, 1] != first["observation"][:, 0, 1]).all(), "other draws"
+    assert (batch["next", "step_count"][:, 0] == 1).all()
