@@ -19,7 +19,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("line", "replies"),
     [
-        ("klrl env=pen", ["pendulum"]),
+        ("klrl env=pen", ["pendulum", "pendulum_batch"]),
         ("klrl fig", ["figure"]),
         ("klrl env=hopper kl=r", ["retrieve"]),
         ("klrl env=hopper kl.coe", ["kl.coef="]),
