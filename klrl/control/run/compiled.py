@@ -4,8 +4,8 @@
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: a C++ compiler builds it once, in half a minute; later runs
             load it from the user's cache in a hundredth of a second
-    auto    on a GPU jit; on a CPU aot if the cache has the package or if the run is long
-            (:data:`AUTO_STEPS`), else false
+    auto    on a GPU jit; on a CPU aot if the run is long (:data:`AUTO_STEPS`), else false, whatever
+            lies in the cache: equal settings give equal rows
 
 :func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly,
 and a printed line gives the reason. On a GPU, ``aot`` and ``kernel`` mean jit, and a compiled step
@@ -87,7 +87,7 @@ def choose(
     """Choose false, jit, aot or kernel here; also return the reason for a fallback, or None.
 
     Builds nothing. ``package`` returns the path of the step's package, which may not exist; it is
-    called only for auto and aot on a CPU. ``unfit``: what of the job the kernel does not compute.
+    called only for aot on a CPU. ``unfit``: what of the job the kernel does not compute.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
@@ -96,22 +96,22 @@ def choose(
     if own and requested != "jit":
         # A package's key does not cover the user's sources.
         return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
-    mode, unusable = decide(config, device, requested), None
+    mode = decide(config, device, requested)
     if device.type != "cpu":
         return mode, None
     if mode == "kernel" and unfit:
         return "false", f"learner.compile=kernel does not compute {unfit}"
-    if requested in ("auto", "aot"):
+    if mode == "aot":
         try:
             if _load(package()) is not None:
                 return "aot", None
         except Untrusted as error:
             return "false", str(error)
-        except BadPackage as error:
-            unusable = f"{error}; learner.compile=aot rebuilds it"
+        except BadPackage:
+            pass  # it is built again, with a line
     if mode != "false" and not cxx():
         return "false", f"learner.compile={mode} needs a C++ compiler; none is installed"
-    return mode, unusable if mode == "false" else None
+    return mode, None
 
 
 @dataclass(frozen=True)
