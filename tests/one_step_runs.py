@@ -377,7 +377,7 @@ def language_run(config: JobConfig, fill: float | None = None) -> OneStep:
 
 
 #: Metrics that only one domain records, beside a response's KLs (``_seq``).
-OWN = ("time/", "frames", "samples", "reward/truncated")
+OWN = ("time/", "frames", "samples", "reward/truncated", "reward/equal_groups")
 RUNS: dict[str, Callable[[JobConfig], OneStep]] = {CONTROL: control_run, LANGUAGE: language_run}
 
 

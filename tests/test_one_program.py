@@ -138,10 +138,11 @@ def assert_same(numbers: Numbers, expected: Numbers) -> None:
     assert not far, f"largest differences: {far}"
 
 
-#: Custom parts are compared with klrl's in tests/extending; trpo is control's alone; nll has
-#: data, and is compared with torch and transformers (test_demonstrations, test_answers_learned).
+#: Custom parts are compared with klrl's in tests/extending; trpo is control's alone; dppo is
+#: language's alone, and enumerated in tests/losses/test_sampler; nll has data, and is compared with
+#: torch and transformers (test_demonstrations, test_answers_learned).
 LOSS = pytest.mark.parametrize(
-    "loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo", "nll")]
+    "loss", [n for n in CHOICES["loss"] if n not in ("custom", "trpo", "dppo", "nll")]
 )
 KL = pytest.mark.parametrize("kl", list(kl_words()))
 EITHER = pytest.mark.parametrize(

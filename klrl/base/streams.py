@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,14 @@ class LastingStream:
             to_null(self._stream)
             if first and self._name != "stderr":
                 print(f"klrl: {self._name}: {error}; the run goes on", file=sys.stderr, flush=True)
+
+
+class NullStream(io.TextIOBase):
+    """A text stream that drops what is written."""
+
+    def write(self, text: str) -> int:
+        """Return the length of a text."""
+        return len(text)
 
 
 def to_null(stream: TextIO) -> None:

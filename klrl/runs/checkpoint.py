@@ -157,14 +157,14 @@ class Checkpoints:
 
         Rank 0 reads the entry, and sends each component's state to the other processes.
         """
-        metadata = ranks.first(partial(self._load_last, device))
+        metadata = ranks.first(partial(self._newest, device))
         for component in self._components.values() if ranks.world() > 1 else ():
             state = ranks.first(component.state_dict)
             if ranks.rank():
                 component.load_state_dict(state)
         return metadata
 
-    def _load_last(self, device: torch.device) -> State:
+    def _newest(self, device: torch.device) -> State:
         for which in _KEPT:
             _refuse_foreign(self._folder / which, run_id(self._folder.parent), "resume")
         folder = self._folder / "last"

@@ -25,7 +25,7 @@ from klrl.runs.owner import refuse_owned
 #: Settings that a resume may change; all others define the run. After running out of memory, a run
 #: can resume with a smaller ``learner.micro_batch``.
 CHANGEABLE = (
-    *("frames", "device", "threads", "rank_timeout", "eval", "checkpoint.every"),
+    *("frames", "device", "threads", "env.threads", "rank_timeout", "eval", "checkpoint.every"),
     "learner.micro_batch",
 )
 

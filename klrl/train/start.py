@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, redirect_stdout
@@ -15,6 +14,7 @@ from klrl.base import ranks
 from klrl.base.errors import ConfigError, OwnerError
 from klrl.base.files import expanded
 from klrl.base.imports import collection_paused
+from klrl.base.streams import NullStream
 from klrl.config import JobConfig, LoggerConfig
 from klrl.config.identity import settings_hash
 from klrl.runs.folder import RunFolder, new_path, versions
@@ -91,7 +91,7 @@ def train(
         ranks.require_equal("settings", settings_hash(config))
         if ranks.rank():
             aside = stack.enter_context(TemporaryDirectory())
-            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+            stack.enter_context(redirect_stdout(NullStream()))
             config = replace(config, logger=LoggerConfig(name="none"))
             files = RunFolder(Path(aside) / "run")
         loop.start(config, files, resume=resume, callbacks=callbacks)

@@ -44,7 +44,7 @@ ASKING = {
     ("experiment", "finetune"): ["actor.init=somewhere"],
     ("experiment", "distill"): ["reference.path=somewhere"],
     ("experiment", "distill_text"): ["reference.path=somewhere"],
-    ("experiment", "text"): TEXT,
+    **{("experiment", name): TEXT for name in ("text", "grpo", "dppo")},
     ("env", "text"): ["experiment=text", *TEXT],
     ("env", "sort_digits"): ["experiment=sort_digits"],
     ("env", "instructions"): ["experiment=smollm"],
@@ -58,6 +58,7 @@ ASKING = {
         for group in ("loss", "advantage")
         for name in ("grpo", "dr_grpo", "dapo", "rloo")
     },
+    ("loss", "dppo"): ["experiment=sort_digits"],
 }
 #: Presets of packages that klrl does not install by itself -> (the package, the extra).
 EXTRAS = {

@@ -124,3 +124,7 @@ class Diverging(Pendulum):
 
 def cartpole() -> EnvBase:
     return GymEnv("CartPole-v1")
+
+
+def four(render_mode: str | None = None) -> SyncVectorEnv:
+    return sync(4)

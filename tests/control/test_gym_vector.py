@@ -178,3 +178,32 @@ def test_nan_in_one_copy_is_named(settings) -> None:
     said = r"observation of env.target=.*:Diverging \(copy 1\) is not finite after a step"
     with pytest.raises(FloatingPointError, match=said):
         rollout.collect()
+
+
+@pytest.mark.integration
+def test_a_batch_that_is_smaller_than_asked_records_and_evaluates_in_waves(capsys) -> None:
+    """11 episodes of 4 simulators; a film needs one simulator."""
+    words = ("env=custom", f"env.target={HERE}:four", "env.num_envs=4", "actor=mlp")
+    klrl.run(*WORDS, *words, folder=PART)
+    capsys.readouterr()
+    for command in ("record", "evaluate"):
+        assert exits(command, str(PART), "--episodes", "11") == 0
+        assert "over 11 episodes" in capsys.readouterr().out
+    assert exits("evaluate", str(PART), "--video") == 2
+    assert "it is a batch, and a film shows one" in capsys.readouterr().err
+
+
+def test_a_rollout_begins_anew_after_another_use_of_its_simulators(settings) -> None:
+    simulators.once.cache_clear()
+    config = settings("env=custom", f"env.target={HERE}:once", "env.num_envs=4").env
+    env = transformed(make_copies(config, seed=3))
+    rollout = VectorRollout(env, agent_of(env), 4, torch.device("cpu"))
+    first = rollout.collect()
+    assert rollout.collect()["observation"][:, 0, 0].any(), "episodes go on"
+    other = make_copies(config, seed=0)
+    assert other.notes[-1].startswith("environment: env.target returns the same simulators")
+    other.reset_native()
+    batch = rollout.collect()
+    assert not batch["observation"][:, 0, 0].any()
+    assert (batch["observation"][:, 0, 1] != first["observation"][:, 0, 1]).all(), "other draws"
+    assert (batch["next", "step_count"][:, 0] == 1).all()

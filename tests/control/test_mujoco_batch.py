@@ -17,6 +17,7 @@ from klrl.config import CustomEnvConfig
 from klrl.control.env import batch as batches
 from klrl.control.env import mujoco_batch
 from klrl.control.env.copies import VectorGymEnv, make_copies
+from klrl.control.env.simulators import BatchedCopies
 from tests.agents import gym
 from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played
@@ -149,6 +150,19 @@ def test_threads_change_nothing() -> None:
         assert compare("Walker2d-v5", {}, 5, 40)[0] > 0, "some fell, and all results are equal"
     finally:
         torch.set_num_threads(1)
+
+
+def test_env_threads_are_the_batchs_own_and_change_nothing() -> None:
+    config, found = gym("Hopper-v5", 5), []
+    for threads, copies, own in ((None, 5, 1), (2, 5, 2), (4, 5, 4), (4, 3, 3)):
+        config.threads = threads
+        env = make_copies(config, seed=0, num_envs=copies)
+        assert isinstance(env.simulators, BatchedCopies)
+        assert env.simulators._batch._batch.nthread == own
+        env.reset_native()
+        if copies == 5:
+            found.append(played(env, 60))
+    assert found[1:] == found[:1] * 2
 
 
 def test_running_episodes_go_on_in_a_batch_or_one_by_one() -> None:

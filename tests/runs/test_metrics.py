@@ -4,6 +4,7 @@ import inspect
 import io
 import math
 import re
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,10 +20,11 @@ from klrl.base.tables import read_table
 from klrl.control.run.parts import rewards_of as control_rewards
 from klrl.domains import CONTROL, DOMAINS, LANGUAGE, Domain
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
-from klrl.language.data.batch import Responses, make_batch
+from klrl.language.data.batch import SAMPLER_LOG_PROBS, Responses, make_batch
 from klrl.language.run.kl import CHARGED
 from klrl.language.run.record import rewards_of as language_rewards
 from klrl.language.run.rollout import GOLD, rounding
+from klrl.language.run.stale import SAMPLER_KL, sampler_row
 from klrl.runs.checkpoint import Counters
 from klrl.runs.curves import draw_curves
 from klrl.runs.folder import RunFolder
@@ -111,11 +113,13 @@ def words_row() -> dict[str, float]:
     names = [name + unit for name in (*ESTIMATES, "div/ref/charged") for unit in ("", "_seq")]
     measured = {name: torch.tensor(0.1) for name in names}
     batch = responses()
-    row = row_of(LANGUAGE, batch, language_rewards(batch, KL), measured)
+    row = row_of(LANGUAGE, batch, language_rewards(batch, KL, 2), measured)
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
     full = batch["log_probs", "full"][:, 2:]
     row |= rounding(full, full, torch.ones_like(full, dtype=torch.bool))
+    batch[SAMPLER_LOG_PROBS], batch[SAMPLER_KL] = batch["log_probs", "full"], torch.zeros(2, 3)
+    row |= sampler_row(batch, 1) | {"loss/masked": 0.5}  # with loss=dppo
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], LANGUAGE, "greedy", [0.5, 0.5], kls=KLS).row
 
 
@@ -339,7 +343,7 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
 
     class Run:
         id, starting_step, offline, disabled = "id", 1, True, False
-        settings = SimpleNamespace(log_internal="")
+        settings, summary = SimpleNamespace(log_internal=""), {}
 
         def define_metric(self, name: str, **more: object) -> None:
             defined[name] = more
@@ -347,16 +351,18 @@ def test_wandb_has_every_metric_of_the_domain_against_its_axis(
         def finish(self, exit_code: int) -> None: ...
 
     monkeypatch.setattr(wandb, "init", lambda **_: Run())
-    guard = RunFolder(tmp_path).guard
-    opened = LoggedRun(tmp_path, {}, None, "id", domain, guard, rows=list, note=print)
-    with wandb_run(settings("logger=wandb").logger, opened):
+    run, config = RunFolder(tmp_path), settings("logger=wandb")
+    run.open(config)
+    opened = LoggedRun(tmp_path, asdict(config), None, "id", domain, run.guard, list, print)
+    with wandb_run(config.logger, opened):
         pass
     assert set(defined) == {*metrics_of(domain), "*"}
     assert other not in defined
     assert defined.pop(domain.axis) == {"step_metric": None, "hidden": True}
     assert {more["step_metric"] for more in defined.values()} == {domain.axis}
     hidden = {name for name, more in defined.items() if more.get("hidden")}
-    assert hidden - {"eval/cut", "kl/ref/at_bound"} == {"iteration", "eval/episodes"}
+    assert hidden >= {"iteration", "eval/episodes", "eval/return_se", "time/update"}
+    assert not hidden & {"eval/return", "kl/ref/exact", "time/iteration", "learner/lr"}
 
 
 def test_the_score_of_the_live_line_is_the_mean_of_ten_rollouts() -> None:

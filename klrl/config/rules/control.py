@@ -22,6 +22,15 @@ def check_minibatches_of_frames(c: Config) -> None:
         )
 
 
+def check_env_threads(c: Config) -> None:
+    """A thread has at least one copy of the environment."""
+    if (c.env.threads or 0) > c.env.num_envs:
+        raise ConfigError(
+            f"env.threads={c.env.threads}: more than env.num_envs={c.env.num_envs}; give at most "
+            "one thread per copy"
+        )
+
+
 def check_window(c: Config) -> None:
     """Environments open no windows."""
     if c.env.kwargs.get("render_mode") == "human":

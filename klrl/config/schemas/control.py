@@ -34,6 +34,8 @@ class EnvConfig(ChoiceConfig):
     id: str = MISSING  # a Gymnasium id, or module:id for an environment that a module registers
     kwargs: Values = setting({})  # arguments of gymnasium.make, as in env.kwargs.g=9.81
     num_envs: Copies = 8  # copies of the environment, all in this process
+    #: CPU threads of MuJoCo's batch, at most env.num_envs; null = threads
+    threads: Count | None = setting(None, added=True, free=True)
     normalize_observation: bool = True  # true: the policy normalises its observations
     reward_scale: Positive = 1.0  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards

@@ -33,7 +33,9 @@ _STEPS, _LIMITS = 256, (16, 200)
 _compared: set[str] = set()
 
 
-def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) -> Batch | str:
+def batch_of(
+    make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int, threads: int | None = None
+) -> Batch | str:
     """Return a batch of ``count`` simulations of ``env``, or the reason why there is none.
 
     The reason is empty for environments other than Gymnasium's own. The batch is compared with
@@ -59,7 +61,7 @@ def batch_of(make: Callable[[], gymnasium.Env], env: gymnasium.Env, count: int) 
                 limits = np.minimum(np.resize(_LIMITS, kind.compared), limit)
                 own = [TimeLimit(make(), int(each)) for each in limits]
                 why = _difference(kind(env.unwrapped, len(own), limits), env, own)
-            batch = kind(env.unwrapped, count, limit)
+            batch = kind(env.unwrapped, count, limit, threads)
     except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
         why = f"a batch raises an error: {first_line(error)}"
     if why:
@@ -98,13 +100,17 @@ def _difference(batch: Batch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) 
 class Batch(ABC):
     """``count`` simulations of ``task``, an episode of which has at most ``limit`` steps.
 
+    ``threads``: of the simulator, if it has any; None is torch's number. They change no result.
+
     To begin an episode, the caller resets ``task``; :meth:`begin` then copies its state.
     """
 
     #: The number of copies in the comparison with Gymnasium.
     compared = 2
 
-    def __init__(self, task: Any, count: int, limit: float | Array) -> None:
+    def __init__(
+        self, task: Any, count: int, limit: float | Array, threads: int | None = None
+    ) -> None:
         self.count, self._task, self._limit = count, task, limit
         self._never, self._steps = np.zeros(count, bool), np.zeros(count, np.int64)
 

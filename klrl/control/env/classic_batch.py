@@ -31,8 +31,10 @@ class ClassicBatch(Batch):
     compared = 8
     _size = 2  # S
 
-    def __init__(self, task: Any, count: int, limit: float | Array) -> None:
-        super().__init__(task, count, limit)
+    def __init__(
+        self, task: Any, count: int, limit: float | Array, threads: int | None = None
+    ) -> None:
+        super().__init__(task, count, limit, threads)
         self._state = np.zeros((self._size, count))
 
     def begin(self, copy: int) -> None:

@@ -75,6 +75,7 @@ class VectorGymEnv(EnvBase):
         setting: the name of the environment in errors; default ``env.id=...``.
         action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
         batch: whether a batch may step the copies, which requires equal copies.
+        threads: the value of ``env.threads``.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class VectorGymEnv(EnvBase):
         action_mask: str = "auto",
         channels: str = "auto",
         batch: bool = True,
+        threads: int | None = None,
     ) -> None:
         make = make or partial(make_gym, env_id, kwargs or {})
         first = make()
@@ -112,7 +114,7 @@ class VectorGymEnv(EnvBase):
         else:
             flat, batch = partial(_make_flat, layout=self.layout), batch and self.layout is None
             how = (self._setting, make, first, num_envs, flat)
-            self.simulators = simulators_of(*how, batch=batch)
+            self.simulators = simulators_of(*how, batch=batch, threads=threads)
             # Trial steps see the numbers before their conversion to float32.
             self._make = lambda: _make_flat(
                 make(), self.layout and replace(self.layout, dtype="f8")
@@ -349,6 +351,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None, device: str) -> V
         channels=config.channels,
         # The user's function may build a different simulator for each copy.
         batch=not isinstance(config, CustomEnvConfig),
+        threads=config.threads,
     )
 
 

@@ -22,12 +22,15 @@ class MujocoBatch(Batch):
     The reward is w_forward dx/dt - w_ctrl |a|^2 for position x and action a; no episode terminates.
     """
 
-    def __init__(self, task: Any, count: int, limit: float | Array) -> None:
+    def __init__(
+        self, task: Any, count: int, limit: float | Array, threads: int | None = None
+    ) -> None:
         from mujoco.batch import Batch as Simulations  # requires MuJoCo 4
 
         super().__init__(task, count, limit)
-        # The results are equal for any number of threads.
-        batch = Simulations(task.model, count, nthread=torch.get_num_threads())
+        # The results are equal for any number of threads. An evaluation may have few copies.
+        threads = min(threads or torch.get_num_threads(), count)
+        batch = Simulations(task.model, count, nthread=threads)
         self._batch, self._dt = batch, task.dt
         self._qpos, self._qvel, self._ctrl = map(batch.bind, ("qpos", "qvel", "ctrl"))
         self._find()

@@ -112,14 +112,15 @@ def simulators_of(
     flat: Callable[[gymnasium.Env], gymnasium.Env],
     *,
     batch: bool,
+    threads: int | None = None,
 ) -> Copies:
     """Make ``count`` copies of ``first``, which ``make`` made; a batch of them if possible.
 
     ``setting`` names the environment in errors. ``flat`` makes an environment's observations flat.
-    ``batch``: whether a batch may step them, which requires equal copies.
+    ``batch``: whether a batch may step them, which requires equal copies; on so many ``threads``.
     """
     stepped = f"{count} copies one by one" if count > 1 else "one copy"
-    made = batch_of(make, first, count) if batch and count > 1 else ""
+    made = batch_of(make, first, count, threads) if batch and count > 1 else ""
     if not isinstance(made, str):
         # A batch needs only one environment, which is reset in turn for each copy.
         return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)

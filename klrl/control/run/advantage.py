@@ -180,7 +180,7 @@ def discounted(delta: Tensor, decay: Tensor) -> Tensor:
     """Compute A_t = delta_t + decay_t A_{t+1} backwards over T; tensors are [N, T, 1]."""
     deltas, decays = _by_time(delta), _by_time(decay)
     sums = _sums(deltas[::-1], decays[::-1], np.zeros(len(delta)))[::-1]
-    return torch.from_numpy(np.ascontiguousarray(sums.T)).unsqueeze(-1).to(delta)
+    return torch.from_numpy(sums.T.copy()).unsqueeze(-1).to(delta)
 
 
 def _by_time(values: Tensor) -> np.ndarray:

@@ -325,10 +325,13 @@ def record_trained(
     keys = ("observation", "action", agent.family.sample_key, *flags, *after)
 
     def played() -> Iterator[Scores]:
-        for begun in range(0, size.episodes, MAX_COPIES):
+        begun = 0
+        while begun < size.episodes:
             count = min(MAX_COPIES, size.episodes - begun)
             seed = derived_seed(starts.seed, starts.use, begun)
             env = make_copies(config.env, seed=seed, num_envs=count)
+            count = min(count, env.num_copies)
+            begun += count
             rollout = VectorRollout(transformed(env), agent, _RECORDED_STEPS, plan.device)
             rollout.sampled = plan.sampled
             parts, returns = list[TensorDictBase](), list[float]()
