@@ -29,7 +29,8 @@ def completion_command(argv: list[str]) -> int:
 
     shell = parser().parse_args(argv).shell
     choices = [f"{group}={name}" for group in ALL_GROUPS for name in described(group)]
-    words = [*COMMANDS, *choices, *(f"{key}=" for key in settings())]
+    keys = (*settings(), "hydra.run.dir", "sweep", "trust")
+    words = [*COMMANDS, *choices, *(f"{key}=" for key in keys)]
     print(_SCRIPTS[shell].replace("WORDS", " ".join(words)))
     return DONE
 

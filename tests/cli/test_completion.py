@@ -24,6 +24,8 @@ printf '%s\\n' "${COMPREPLY[@]}" $space
         ("klrl fig", ["figure", "+"]),
         ("klrl env=hopper kl=r", ["retrieve", "+"]),
         ("klrl env=hopper kl.coe", ["kl.coef="]),
+        ("klrl -m sw", ["sweep="]),
+        ("klrl env=hopper hydra", ["hydra.run.dir="]),
         ("klrl evaluate outputs/x env.num_e", ["env.num_envs="]),
     ],
 )
