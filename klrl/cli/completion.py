@@ -6,11 +6,13 @@ from klrl.cli.wrapper import DONE, Parser
 from klrl.config.choices import ALL_GROUPS
 from klrl.config.explain import described, settings
 
-#: Bash's words end at =, so a reply is only what follows the last = of the word.
+#: Bash's words end at =, so a reply is only what follows the last = of the word. A space follows a
+#: single reply unless a value is to come; zsh has no compopt.
 _BASH = """\
 _klrl() {
   local word="${COMP_LINE:0:COMP_POINT}"; word="${word##* }"
   COMPREPLY=($(compgen -W "WORDS" -- "$word"))
+  [[ ${#COMPREPLY[@]} == 1 && "${COMPREPLY[*]}" != *= ]] && compopt +o nospace 2>/dev/null
   [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
 }
 complete -o nospace -o default -F _klrl klrl"""
@@ -27,7 +29,8 @@ def completion_command(argv: list[str]) -> int:
 
     shell = parser().parse_args(argv).shell
     choices = [f"{group}={name}" for group in ALL_GROUPS for name in described(group)]
-    words = [*COMMANDS, *choices, *(f"{key}=" for key in settings())]
+    keys = (*settings(), "hydra.run.dir", "sweep", "trust")
+    words = [*COMMANDS, *choices, *(f"{key}=" for key in keys)]
     print(_SCRIPTS[shell].replace("WORDS", " ".join(words)))
     return DONE
 

@@ -54,7 +54,8 @@ def draw_figure(
         options: see :class:`FigureOptions`.
 
     Raises:
-        ConfigError: no run counts, none has recorded a metric, or an option is wrong.
+        ConfigError: no run counts, none has recorded a metric, an option is wrong, or
+            ``out`` cannot be written.
     """
     width, smooth = options.get("width", 3.3), options.get("smooth", 1)
     out = Path(options["out"]) if "out" in options else None
@@ -62,12 +63,15 @@ def draw_figure(
     if not runs:
         raise ConfigError("no run to draw; --unfinished counts runs that did not finish")
     known = recorded_metrics(runs)
-    for name in (each for each in (x, y) if each not in (None, *known)):
-        raise ConfigError(f"{name}: no run has this metric{nearest(str(name), known)}")
-    if not 1 <= width <= 50 or smooth < 1:
-        raise ConfigError(f"width={width:g} smooth={smooth}: give 1 to 50 inches, and 1 or more")
+    for key, name in (("x", x), ("y", y)):
+        if name not in (None, *known):
+            raise ConfigError(f"{key}={name}: no run has this metric{nearest(str(name), known)}")
+    if not 1 <= width <= 50:
+        raise ConfigError(f"width={width:g}: give 1 to 50 inches")
+    if smooth < 1:
+        raise ConfigError(f"smooth={smooth}: give 1 or more")
     if out and out.suffix not in _FORMATS:
-        raise ConfigError(f"{out}: give a file that ends with {', '.join(_FORMATS)}")
+        raise ConfigError(f"out={out}: give a file that ends with {', '.join(_FORMATS)}")
     tasks = by_task(settings)
     most = max(map(len, tasks.values()))
     with matplotlib.rc_context(_LOOK):
@@ -78,9 +82,19 @@ def draw_figure(
             _draw_task(part, of, x or of[0].runs[0].axis, metric, smooth)
             part.axes[0].set_title(task if len(tasks) > 1 else "")
         if out:
-            with replacing(out) as partial:
-                figure.savefig(partial, dpi=300, metadata=_FORMATS[out.suffix])
+            _write(figure, out)
     return shown(figure)
+
+
+def _write(figure: Figure, out: Path) -> None:
+    try:
+        with replacing(out) as partial:
+            figure.savefig(partial, dpi=300, metadata=_FORMATS[out.suffix])
+    except OSError as error:
+        why = error.strerror or error
+        raise ConfigError(
+            f"out={out}: {why}; give a file in a folder that can be written"
+        ) from error
 
 
 def _draw_task(figure: SubFigure, settings: Sequence[Setting], x: str, y: str, smooth: int) -> None:

@@ -16,7 +16,7 @@ from klrl.base.text import counted, escaped, escaped_lines
 from klrl.report import tables
 from klrl.report.differences import Difference, differences_of
 from klrl.report.equal_kl import KNOBS
-from klrl.report.measures import measured
+from klrl.report.measures import SCORES, measured
 from klrl.report.pictures import HEIGHT, WIDTH, Drawing, draw_charts, look_of
 from klrl.report.runs import Inventory
 from klrl.report.settings import Setting, by_task, count_runs, count_states, other_jobs
@@ -98,7 +98,8 @@ def _page(
 def summary_rows(settings: Sequence[Setting]) -> list[dict[str, object]]:
     """Return a row per setting: its task, name and seeds, and its estimates in full precision."""
     keys = dict.fromkeys(key for setting in settings for key in setting.estimates)
-    parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm", "_worst": "least"}
+    parts = {"": "value", "_low": "low", "_high": "high", "_iqm": "iqm"}
+    scored = {**parts, "_worst": "least"}  # a KL or a coefficient has no worst seed
     rows = []
     for each in settings:
         finished = sum(run.status == "finished" for run in each.runs)
@@ -108,7 +109,8 @@ def summary_rows(settings: Sequence[Setting]) -> list[dict[str, object]]:
         estimates = {
             f"{key}{part}": value and getattr(value, of)
             for key, value in known.items()
-            for part, of in parts.items()
+            # The least score is the worst; of a KL or a coefficient there is no worst.
+            for part, of in (scored if key in SCORES else parts).items()
         }
         rows.append({**named, **counts, **estimates})
     return rows

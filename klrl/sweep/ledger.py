@@ -91,7 +91,7 @@ class Ledger:
             domain = domain_of(job.config)
             frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
             score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
-            kl = _shown(rows[-1].get(_KL), _KL, domain)
+            kl = _shown(rows[-1].get("eval/kl_ref", rows[-1].get(_KL)), _KL, domain)
             # The row of an evaluation before the first iteration has no ``time/iteration``.
             timed = sum(row.get("time/iteration", 0.0) for row in rows)
             seconds = timed if seconds is None else seconds
@@ -107,7 +107,7 @@ class Ledger:
         print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
 
 
-#: The metric in the table's column of KLs.
+#: The metric in the table's column of KLs, before the closing evaluation measures ``eval/kl_ref``.
 _KL = "kl/ref/exact"
 
 

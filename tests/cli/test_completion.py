@@ -7,12 +7,13 @@ import pytest
 
 from tests.runs.commands import exits
 
-#: Calls the function as bash does: words end at spaces and at =.
+#: Calls the function as bash does: words end at spaces and at =. A + follows if a space would.
 TRY = """
 COMP_WORDBREAKS=$' \\t\\n"\\'><=;|&(:'
 COMP_LINE="$LINE"; COMP_POINT=${#COMP_LINE}
+compopt() { space=+; }
 _klrl
-printf '%s\\n' "${COMPREPLY[@]}"
+printf '%s\\n' "${COMPREPLY[@]}" $space
 """
 
 
@@ -20,9 +21,11 @@ printf '%s\\n' "${COMPREPLY[@]}"
     ("line", "replies"),
     [
         ("klrl env=pen", ["pendulum", "pendulum_batch"]),
-        ("klrl fig", ["figure"]),
-        ("klrl env=hopper kl=r", ["retrieve"]),
+        ("klrl fig", ["figure", "+"]),
+        ("klrl env=hopper kl=r", ["retrieve", "+"]),
         ("klrl env=hopper kl.coe", ["kl.coef="]),
+        ("klrl -m sw", ["sweep="]),
+        ("klrl env=hopper hydra", ["hydra.run.dir="]),
         ("klrl evaluate outputs/x env.num_e", ["env.num_envs="]),
     ],
 )

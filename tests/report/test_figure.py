@@ -89,16 +89,23 @@ def test_svg_and_pdf_have_words_labels_with_units_and_the_asked_width(sweep) -> 
     assert b"/CIDFontType2" in pdf, "a TrueType font"
 
 
+WRITABLE = "give a file in a folder that can be written"
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("--y kl/ref/exat", "kl/ref/exat: no run has this metric; did you mean kl/ref/exact?\n"),
-        ("--width 0", "width=0 smooth=1: give 1 to 50 inches, and 1 or more\n"),
-        ("--smooth 0", "width=3.3 smooth=0: give 1 to 50 inches, and 1 or more\n"),
-        ("--out a.tif", "a.tif: give a file that ends with .pdf, .svg, .png\n"),
+        ("--y kl/ref/exat", "y=kl/ref/exat: no run has this metric; did you mean kl/ref/exact?\n"),
+        ("--x framse", "x=framse: no run has this metric; did you mean frames?\n"),
+        ("--width 0", "width=0: give 1 to 50 inches\n"),
+        ("--smooth 0", "smooth=0: give 1 or more\n"),
+        ("--out a.tif", "out=a.tif: give a file that ends with .pdf, .svg, .png\n"),
+        ("--out no/a.svg", f"out=no/a.svg: No such file or directory; {WRITABLE}\n"),
+        ("--out folder.svg", f"out=folder.svg: Is a directory; {WRITABLE}\n"),
     ],
 )
 def test_wrong_options_write_nothing(sweep, capsys, options: str, told: str) -> None:
+    Path("folder.svg").mkdir()
     before = sorted(Path().rglob("*"))
     assert exits("figure", "sweep", *options.split()) == 2
     assert capsys.readouterr().err == f"klrl figure: {told}"

@@ -157,6 +157,8 @@ def test_the_summary_has_the_numbers_in_full(report):
     assert (lines[0]["seeds"], lines[0]["finished"]) == ("4", "3")
     assert (float(lines[0]["return"]), float(lines[0]["return_iqm"])) == (73.625, 100.5)
     assert (float(lines[0]["return_worst"]), float(lines[0]["kl_ref"])) == (-16, 3.25)
+    # The least KL, coefficient or standard error is not that of the worst seed.
+    assert [name for name in lines[0] if name.endswith("_worst")] == ["return_worst"]
 
 
 def test_a_curve_is_drawn_where_its_axes_say(report):

@@ -316,6 +316,17 @@ def test_a_failed_job_is_told_at_once_in_the_table_and_in_its_manifest(capfd) ->
     assert "2 jobs, 1 finished before, 1 to resume" in capfd.readouterr().out
 
 
+def test_the_table_has_the_kl_of_the_policy_whose_return_it_has(capfd) -> None:
+    assert sweep("seed=0", "eval.every=null", "eval.final=2") == 0
+    row = read_rows(Path("outputs/a/job/metrics.jsonl"))[-1]
+    assert row["eval/kl_ref"] != row["kl/ref/exact"], "the rollout before the last update"
+    head, line = [each.split() for each in capfd.readouterr().out.splitlines()[-3:-1]]
+    assert head[-3:] == ["return", "KL", "ref"]
+    assert [float(each) for each in line[-2:]] == [
+        pytest.approx(row[name], rel=1e-3) for name in ("eval/return", "eval/kl_ref")
+    ]
+
+
 def test_an_unexpected_error_of_one_job_stops_no_other(capfd, monkeypatch) -> None:
     import klrl.train.loop
 
