@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 #: How long a process waits for the others to start.
 _STARTING = timedelta(minutes=10)
+#: How long a process that fails waits for rank 0 to end.
+_ENDING = timedelta(seconds=10)
 
 
 def world() -> int:
@@ -43,6 +45,8 @@ class _Links:
     """The open process group: ``all`` ranks, by gloo for the CPU and NCCL for GPUs."""
 
     all: Any = None
+    #: How many groups this process has opened; each has its own names in torchrun's store.
+    opened: int = 0
 
 
 @contextmanager
@@ -56,13 +60,30 @@ def joined() -> Iterator[None]:
 
     gpu = torch.cuda.is_available()
     with _answered(_STARTING):
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", timeout=_STARTING)
+        store = dist.PrefixStore(f"klrl{_Links.opened}", next(dist.rendezvous("env://"))[0])
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpu else "gloo",
+            timeout=_STARTING,
+            store=store,
+            rank=rank(),
+            world_size=world(),
+        )
     _Links.all = dist.group.WORLD
+    _Links.opened += 1
+    failed = True
     try:
         yield
+        failed = False
     finally:
         _Links.all = None
         dist.destroy_process_group()
+        # When a process ends with an error, torchrun ends the others: so rank 0, which closes the
+        # record and prints the error, ends first.
+        with suppress(RuntimeError):  # rank 0 was killed, and its store with it
+            if not rank():
+                store.set("ended", "")
+            elif failed:
+                store.wait(["ended"], _ENDING)
 
 
 @contextmanager

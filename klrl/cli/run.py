@@ -20,7 +20,11 @@ from klrl.train.start import run_in_folder, train
 
 def run_command(argv: list[str]) -> int:
     """Train, run a sweep, resume a run, or print help or settings; return the exit code."""
-    args = parse_args(argv)
+    with ranks.joined():  # first, so that rank 0 tells what is refused
+        return _command(parse_args(argv))
+
+
+def _command(args: argparse.Namespace) -> int:
     register_schemas()
     if args.help:
         from klrl.config.explain import help_text
@@ -38,7 +42,7 @@ def run_command(argv: list[str]) -> int:
     from klrl.runs.progress import Progress
 
     Progress.verbose = args.verbose
-    with lasting("stdout"), ranks.joined():
+    with lasting("stdout"):
         return _train(args)
 
 

@@ -116,18 +116,19 @@ def run_in_folder(
         argv: the command line that starts the job; by default that of this process.
         callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
     """
-    folder = OutputFolder(given, f"{setting}={given or 'outputs'}")
-    if folder.holds_run and not ranks.rank():
-        raise ConfigError(
-            f"{setting}={given}: already has a run; give a different folder, or resume={given}"
-        )
-    try:
-        if not ranks.rank():
-            folder.make()
-        train(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
-    except (OwnedElsewhere, OwnerError):
-        raise  # another process owns the files in the folder, or it is not this run's any more
-    except BaseException:
-        folder.remove_unstarted()
-        raise
-    return folder.path
+    with ranks.joined():
+        folder = ranks.first(lambda: OutputFolder(given, f"{setting}={given or 'outputs'}"))
+        if folder.holds_run:
+            raise ConfigError(
+                f"{setting}={given}: already has a run; give a different folder, or resume={given}"
+            )
+        try:
+            ranks.first(folder.make)
+            train(config, RunFolder(folder.path, overrides, argv), callbacks=callbacks)
+        except (OwnedElsewhere, OwnerError):
+            raise  # another process owns the files in the folder, or it is not this run's any more
+        except BaseException:
+            if not ranks.rank():
+                folder.remove_unstarted()
+            raise
+        return folder.path

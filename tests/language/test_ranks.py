@@ -112,17 +112,32 @@ JOBS = {
 }
 
 
+#: A reward function that draws numbers from torch's generator, which also shuffles prompts.
+DRAWN = """
+import torch
+
+def reward(prompts, responses, rows):
+    return [len(each) + float(torch.rand(())) for each in responses]
+"""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("data") / "answers.jsonl"
     rows = [{"prompt": f"{i}", "answer": f"{i * 7 % 90}"} for i in range(24)]
     path.write_text("\n".join(map(json.dumps, rows)))
+    (path.parent / "drawn.py").write_text(DRAWN)
     return str(path)
 
 
 def jobs_on(model: str, answers: str) -> dict[str, list[str]]:
     common = [*QUICK, f"actor.model={model}", "device=cpu", "frames=48"]
     words = {name: [*common, *more] for name, more in JOBS.items()}
+    words["drawn"] = [
+        *(word for word in common if not word.startswith("env.reward=")),
+        *(f"env.reward='{Path(answers).parent}/drawn.py:reward'", "kl=none", "collector.prompts=8"),
+        "frames=96",
+    ]
     words["sft"] = [
         *("experiment=sft", f"data={answers}", f"actor.model={model}", "frames=24", "device=cpu"),
         *("collector.prompts=8", "learner.minibatches=2", "collector.max_new_tokens=8"),
@@ -132,15 +147,15 @@ def jobs_on(model: str, answers: str) -> dict[str, list[str]]:
 
 
 #: In these jobs a rank's gradient is a part of the minibatch's in every way that there is.
-QUICKEST = ("parts", "stale")
+QUICKEST = ("parts", "stale", "drawn")
 
 
 @pytest.mark.parametrize(
     ("world", "names"),
     [
         (2, QUICKEST),
-        pytest.param(2, (*JOBS, "sft"), marks=pytest.mark.slow),
-        pytest.param(4, (*JOBS, "sft"), marks=pytest.mark.slow),
+        pytest.param(2, (*JOBS, "drawn", "sft"), marks=pytest.mark.slow),
+        pytest.param(4, (*JOBS, "drawn", "sft"), marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_those_of_one_process(
@@ -277,3 +292,10 @@ def test_torchrun_itself(model: str, answers: str, tmp_path: Path) -> None:
     )
     assert done.returncode
     assert done.stderr.count("-m: torchrun starts one run") == 1
+    for again in ((), ("sedd=0",)):  # a folder that has a run, which rank 0 alone sees; a typo
+        done = subprocess.run(
+            [*command, *words, *again], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        said = [line for line in done.stderr.splitlines() if line.startswith("klrl: ")]
+        assert len(said) == 1
+        assert "sedd" in said[0] if again else "already has a run" in said[0]

@@ -102,10 +102,11 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         size, count = self.config.collector.group_size, self.config.learner.minibatches
         # Each of n adjacent parts of the rollout, with one prompt for each minibatch, is shuffled.
         # So processes that share the rollout have equally many prompts of every minibatch.
-        # The order comes from the CPU's generator, so it is the same on every device.
+        # The order comes from the CPU's generator, so it is the same on every device; and from that
+        # of rank 0, where alone the reward functions may have drawn from it too.
         parts = frames.batch_size[0] // size // count
-        places = torch.stack([torch.randperm(count) for _ in range(parts)])  # [n, count]
-        order = places + count * torch.arange(parts)[:, None]
+        places = ranks.first(lambda: torch.stack([torch.randperm(count) for _ in range(parts)]))
+        order = places + count * torch.arange(parts)[:, None]  # [n, count]
         for prompts in order.to(frames["advantage"].device).unbind(1):
             yield take_prompts(frames, prompts, size)
 
@@ -282,8 +283,12 @@ class Optimizer(torch.optim.AdamW):
         """Sum the gradients of all processes of torchrun, each of which has its share's."""
         if ranks.world() == 1:
             return
-        for p in self.param_groups[0]["params"]:
-            p.grad = ranks.summed(torch.zeros_like(p) if p.grad is None else p.grad)
+        parameters = self.param_groups[0]["params"]
+        # Adam skips a parameter without a gradient, and moves one with a gradient of 0.
+        used = ranks.summed(torch.tensor([p.grad is not None for p in parameters]).long())
+        for p, processes in zip(parameters, used.tolist(), strict=True):
+            if processes:
+                p.grad = ranks.summed(torch.zeros_like(p) if p.grad is None else p.grad)
 
     def clipped_step(self, lr: float) -> Tensor:
         """Clip the gradient, step, and drop the gradient; return its norm before clipping."""
