@@ -14,7 +14,11 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 @torch.no_grad()
 def mean_kl(
-    exact: Tensor, forward: Tensor, log_ratio: Tensor, mask: Tensor | None = None
+    exact: Tensor,
+    forward: Tensor,
+    log_ratio: Tensor,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """Return metric -> mean KL(pi_theta || pi_ref) of a rollout, for every estimator, in nats.
 
@@ -26,12 +30,17 @@ def mean_kl(
         forward: KL(pi_ref || pi_theta) in closed form, the same shape.
         log_ratio: log pi_theta - log pi_ref of the sampled actions, the same shape.
         mask: bool, True at real steps; None: all are real.
+        weight: pi_theta / mu of the sampled actions, the same shape, if mu sampled them. It makes
+            the mean of each estimator that of pi_theta's actions in the same states.
 
     Raises:
         NonFiniteError: a mean is NaN or infinite.
     """
+    estimates = {name: each(log_ratio) for name, each in ESTIMATORS.items()}
+    if weight is not None:
+        estimates = {name: weight * value for name, value in estimates.items()}
     per_step = {"kl/ref/exact": exact, "kl/ref/forward": forward}
-    per_step |= {f"kl/ref/{name}": each(log_ratio) for name, each in ESTIMATORS.items()}
+    per_step |= {f"kl/ref/{name}": value for name, value in estimates.items()}
     if mask is None:
         means = {name: value.mean() for name, value in per_step.items()}
     else:

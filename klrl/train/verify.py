@@ -73,6 +73,9 @@ def verify_record(folder: Path, config: JobConfig, device: str, record: Record) 
     record.problems += [*_lost(files, rows, config), *_exact_kl(rows, config)]
     record.looked += [f"settings and {counted(len(entries), 'checkpoint')} against digests"]
     record.looked.append(f"{counted(len(rows), 'row')}, each against itself")
+    if other := sum(_of_others(row) for row in rows):
+        told = f"kl/ref/k1 of {counted(other, 'row')}, whose samples another policy drew"
+        record.unseen.append(told)
     _evaluations(folder, config, rows, device, record)
     return rows
 
@@ -99,6 +102,8 @@ def _contradictions(row: Row, config: JobConfig) -> Iterator[tuple[str, str]]:
     # In the environment the KL is charged before the log-probs of the sampled tokens are rescored.
     early = isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step"
     rounding = _NATS + (row.get("policy/gap", 0.0) if early else 0.0)
+    if _of_others(row) and kl not in (*_CLOSED, "div/ref/charged"):
+        return  # kl.coef is applied to the samples, the metric is of the policy
     if kl in row and _differ(row["kl/ref/penalty"], coef * row[kl], coef * rounding):
         yield "kl/ref/penalty", f"kl/ref/coef * {kl} is {coef * row[kl]:.6g}"
 
@@ -127,6 +132,11 @@ def _charged(config: JobConfig) -> str:
     return f"kl/ref/{kl.estimator}" if kl.divergence == "reverse" else "div/ref/charged"
 
 
+def _of_others(row: Row) -> bool:
+    """Return whether a policy that differs from the one before the update drew the samples."""
+    return row.get("kl/sampler/max", 0.0) > 0
+
+
 def _differ(one: float, other: float, rounding: float) -> bool:
     return abs(one - other) > rounding + _SHARE * abs(other)
 
@@ -141,7 +151,9 @@ def _exact_kl(rows: Sequence[Row], config: JobConfig) -> Iterator[str]:
     """
     exact = k1 = rounding = 0.0  # nats in all rows
     variance = _RARE**2
-    for row in (row for row in rows if {"kl/ref/exact", "kl/ref/k1", "kl/ref/k2"} <= row.keys()):
+    read = {"kl/ref/exact", "kl/ref/k1", "kl/ref/k2"}
+    # Weights of other policies' samples have no bound.
+    for row in (row for row in rows if read <= row.keys() and not _of_others(row)):
         count = config.frames_per_iteration * 1.0
         if config.domain == LANGUAGE.name:
             count *= row["reward/episode_length"]

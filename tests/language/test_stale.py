@@ -1,12 +1,14 @@
 """``collector.staleness`` and ``collector.dtype``: a sampler mu that is not the trained policy."""
 
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.kl.measure import mean_kl
 from klrl.language.data.batch import (
     LOG_PROBS,
     SAMPLER_LOG_PROBS,
@@ -15,9 +17,13 @@ from klrl.language.data.batch import (
     response_part,
 )
 from klrl.language.run import stale
+from klrl.language.run.parts import LanguageParts
 from klrl.language.run.rollout import sample
+from klrl.language.run.verify import table_of
+from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.toys import of_tokens, truth
+from tests.runs.commands import samples_of
 
 FAST = ("kl=none", "optim.lr=0.003", "optim.lr_floor=0", "learner.minibatches=1")
 
@@ -135,6 +141,39 @@ def test_the_queue_takes_at_most_half_of_the_memory(job, monkeypatch) -> None:
     monkeypatch.setattr(stale, "_memory", lambda device: 10**4)
     with pytest.raises(ConfigError, match=r"^collector.staleness=3: .*, more than half of"):
         Training(config)
+
+
+def test_samples_have_the_log_probs_of_their_weights_and_of_the_sampler(job, monkeypatch) -> None:
+    policies, charge_kl = [], LanguageParts.charge_kl
+
+    def kept(parts, batch):
+        policies.append(deepcopy(parts.policy.model))
+        return charge_kl(parts, batch)
+
+    monkeypatch.setattr(LanguageParts, "charge_kl", kept)
+    config = job(*FAST, "collector.staleness=2", "frames=64", "optim.lr=0.03")
+    Training(config).train(RunFolder(Path("run")))
+    for sample_ in samples_of(Path("run")):
+        iteration, ids = sample_["iteration"], sample_["response_ids"]
+        final = iteration == len(policies)  # drawn at the end, by the last policy
+        mu = iteration - 1 - (0 if final else min(iteration - 1, 2))
+        at = sample_["weights"] // config.frames_per_iteration
+        assert at == iteration - 1
+        for name, policy in (("log_probs", at), ("sampler_log_probs", mu)):
+            true = table_of(policies[policy], sample_, 1.0)[range(len(ids)), ids]
+            recorded = torch.tensor(sample_[name], dtype=torch.float64)
+            torch.testing.assert_close(recorded, true, rtol=0, atol=1e-5)
+
+
+def test_estimates_of_the_references_kl_are_of_the_policy_not_of_the_sampler() -> None:
+    """In float64, over all tokens of one state: k1's mean is the KL of pi."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 7, generator=generator, dtype=torch.float64)
+    mu, old, ref = logits.log_softmax(-1)
+    r = old - ref
+    # Each token as often as mu draws it: the mean over positions becomes the sum over tokens.
+    found = mean_kl(r, r, 7 * mu.exp() * r, weight=(old - mu).exp())["kl/ref/k1"]
+    assert float(found) == pytest.approx(float((old.exp() * r).sum()), abs=1e-12)
 
 
 @pytest.mark.parametrize(

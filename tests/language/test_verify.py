@@ -34,6 +34,13 @@ KINDS = {
     "temperature": ("collector.temperature=0.7",),
     "adapters": ("actor.lora.r=2", "reference=adapter_off", "optim.lr=0.1"),
     "ema": ("reference=ema", "reference.decay=0.5", "advantage=gae"),
+    "stale": ("collector.staleness=2", "optim.lr=0.03"),
+    "stale k1": (
+        "collector.staleness=1",
+        "optim.lr=0.03",
+        "kl.estimator=k1",
+        "kl.placement=reward",
+    ),
     "float64": ("actor.dtype=float64",),
     "step": ("kl.apply=step",),
     "exact": ("kl.placement=split", "kl.estimator=exact", "kl.divergence=forward"),

@@ -128,7 +128,7 @@ def library(processor: str) -> tuple[Path, bool]:
     path = cache_dir() / "update" / f"kernel-{key}.so"
     private_folder(path.parent)
     if path.exists():
-        with suppress(Untrusted):  # a damaged library is built again
+        with suppress(Untrusted, FileNotFoundError):  # if damaged or without digest, build it again
             check_digest(path)
             return path, False
     with compiling(), replacing(path) as partial:

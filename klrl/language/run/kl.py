@@ -31,6 +31,7 @@ from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
     REWARD,
+    SAMPLER_LOG_PROBS,
     SCORE,
     pad_to_full,
     response_mask,
@@ -164,9 +165,11 @@ def measure(batch: TensorDictBase) -> dict[str, Tensor]:
     Raises:
         NonFiniteError: a mean is NaN or infinite.
     """
-    mask = response_mask(batch)
-    log_ratio = response_part(batch, LOG_PROBS) - response_part(batch, REF_LOG_PROBS)
-    means = mean_kl(batch[EXACT], batch[FORWARD], log_ratio, mask)
+    mask, log_prob = response_mask(batch), response_part(batch, LOG_PROBS)
+    log_ratio, weight = log_prob - response_part(batch, REF_LOG_PROBS), None
+    if SAMPLER_LOG_PROBS in batch.keys(include_nested=True):  # the tokens are mu's
+        weight = (log_prob - response_part(batch, SAMPLER_LOG_PROBS)).exp()
+    means = mean_kl(batch[EXACT], batch[FORWARD], log_ratio, mask, weight)
     if DIVERGENCE in batch.keys(include_nested=True):
         means |= mean_charged(batch[DIVERGENCE], mask)
     return means

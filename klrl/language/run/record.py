@@ -16,6 +16,7 @@ from klrl.language.data.batch import (
     LOG_PROBS,
     REF_LOG_PROBS,
     REWARD,
+    SAMPLER_LOG_PROBS,
     SCORE,
     response_mask,
     response_part,
@@ -77,10 +78,11 @@ def shown_rows(config: LanguageConfig) -> range:
 class ShownSamples(Callback):
     """Records samples at iteration 1, every ``collector.samples_every`` iterations and at the end.
 
-    The field ``weights`` is the number of samples that the policy had learned from when it drew a
-    response. At the end, the policy of the last checkpoint draws the responses, so ``klrl verify``
-    can recompute their log-probs. These samples get the next iteration's number, so a resumed run
-    drops them. They have no reward, since the policy does not learn from them.
+    The field ``weights`` is the number of samples that the policy of ``log_probs`` learned from. It
+    drew the response; if another policy did, ``sampler_log_probs`` are that one's. At the end,
+    the policy of the last checkpoint draws the responses, so ``klrl verify`` can recompute their
+    log-probs. These samples get the next iteration's number, so a resumed run drops them. They have
+    no reward, since the policy does not learn from them.
 
     Args:
         config: the job.
@@ -98,7 +100,7 @@ class ShownSamples(Callback):
         shown = [
             (i, rollout.scored_prompts[i], rollout.responses[i]) for i in shown_rows(self._config)
         ]
-        self._record(training, iteration, batch, shown, training.parts.stale.lag)
+        self._record(training, iteration, batch, shown)
 
     def finished(self, training: Loop) -> None:
         """Draw and record responses of the final policy to the next prompts."""
@@ -124,7 +126,6 @@ class ShownSamples(Callback):
         iteration: int,
         batch: TensorDictBase,
         shown: Sequence[tuple[int, Prompt, str]],
-        lag: int = 0,
     ) -> None:
         tokenizer, size = training.parts.policy.causal.tokenizer, self._config.frames_per_iteration
         place = {"iteration": iteration, "samples": iteration * size}
@@ -132,12 +133,12 @@ class ShownSamples(Callback):
             {**place, "prompt": prompt.recorded, "response": text, **_line(batch[[i]], tokenizer)}
             for i, prompt, text in shown
         ]
-        drawn_by = {"weights": (iteration - 1 - lag) * size}
-        training.recorder.samples([{**line, **drawn_by} for line in lines])
+        scored_by = {"weights": (iteration - 1) * size}
+        training.recorder.samples([{**line, **scored_by} for line in lines])
 
 
 #: Decimals of recorded log-probs and KLs: about the precision of float32.
-_DECIMALS = {"log_probs": 7, "ref_log_probs": 7, "kl": 6}
+_DECIMALS = {"log_probs": 7, "sampler_log_probs": 7, "ref_log_probs": 7, "kl": 6}
 
 
 def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
@@ -151,6 +152,8 @@ def _line(row: TensorDictBase, tokenizer: Tokenizer) -> dict[str, object]:
     }
     mask = response_mask(row)
     numbers = {"log_probs": response_part(row, LOG_PROBS)}
+    if _has(row, SAMPLER_LOG_PROBS):
+        numbers["sampler_log_probs"] = response_part(row, SAMPLER_LOG_PROBS)
     if _has(row, REF_LOG_PROBS):
         numbers["ref_log_probs"] = response_part(row, REF_LOG_PROBS)
     if _has(row, EXACT):
