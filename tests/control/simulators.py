@@ -7,7 +7,9 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from tensordict import TensorDict
+from torchrl.data import Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase, GymEnv
 
 from klrl.control.env.pendulum import Pendulum
@@ -65,6 +67,16 @@ class Dropping(SyncVectorEnv):
     def step(self, actions: Any) -> Any:
         *results, info = super().step(actions)
         info.pop("final_obs", None)
+        return (*results, info)
+
+
+class Forgetting(SyncVectorEnv):
+    """A library that drops the last observations of truncated episodes alone."""
+
+    def step(self, actions: Any) -> Any:
+        *results, info = super().step(actions)
+        if results[3].any():
+            info.pop("final_obs")
         return (*results, info)
 
 
@@ -128,3 +140,50 @@ def cartpole() -> EnvBase:
 
 def four(render_mode: str | None = None) -> SyncVectorEnv:
     return sync(4)
+
+
+class Deaf(SyncVectorEnv):
+    """Resets all copies, whatever the mask."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+class Numbered(SyncVectorEnv):
+    """Says 0 and 1 in place of False and True."""
+
+    def step(self, actions: Any) -> Any:
+        seen, reward, terminated, truncated, info = super().step(actions)
+        return seen, reward, terminated.astype(int), truncated.astype(int), info
+
+
+def again(num_envs: int = 4) -> gymnasium.vector.VectorWrapper:
+    """A new wrapper of simulators that exist once."""
+    return RecordEpisodeStatistics(once(num_envs=4))
+
+
+class Walk(EnvBase):
+    """Shows its number of steps; is truncated after 7."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded(1))
+        self.action_spec, self.reward_spec = Bounded(-1, 1, (1,)), Unbounded(1)
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Draws nothing."""
+
+    def _reset(self, tensordict: TensorDict | None = None, **_: object) -> TensorDict:
+        self.steps = 0
+        return TensorDict({"observation": torch.zeros(1)})
+
+    def _step(self, tensordict: TensorDict) -> TensorDict:
+        self.steps += 1
+        seen = {"observation": torch.tensor([float(self.steps)]), "reward": torch.ones(1)}
+        ends = {"done": torch.tensor([self.steps == 7]), "terminated": torch.tensor([False])}
+        return TensorDict({**seen, **ends})
+
+
+@functools.cache
+def walk() -> Walk:
+    return Walk()

@@ -1,19 +1,24 @@
 """Simulators of other libraries against klrl's copies, in rollouts, evaluations and resumes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
 
 import klrl
+from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig
+from klrl.control.env.contract import Misfit
 from klrl.control.env.copies import VectorGymEnv, make_copies, transformed
 from klrl.control.env.gym_vector import GymVector
 from klrl.control.env.observation import layout_of
 from klrl.control.run.advantage import gae
-from klrl.control.run.rollout import VectorRollout
+from klrl.control.run.rollout import VectorRollout, make_rollout
 from klrl.report.diff import compare_bits
 from tests.agents import agent_of, moved
 from tests.control import simulators
@@ -191,6 +196,58 @@ def test_a_batch_that_is_smaller_than_asked_records_and_evaluates_in_waves(capsy
         assert "over 11 episodes" in capsys.readouterr().out
     assert exits("evaluate", str(PART), "--video") == 2
     assert "it is a batch, and a film shows one" in capsys.readouterr().err
+
+
+def test_simulators_that_do_other_than_their_mode_says_are_refused() -> None:
+    make = [partial(gymnasium.make, "CartPole-v1")] * 3
+    env = vector(simulators.Deaf(make, autoreset_mode=AutoresetMode.DISABLED))
+    env.reset(None)
+    env.step(np.zeros(3, int))
+    with pytest.raises(Misfit, match="reset_mask.* changed copies outside the mask"):
+        env.reset(np.array([True, False, False]))
+    env = vector(simulators.Numbered(make, autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(Misfit, match="terminated has int64; bool is expected"):
+        env.trial()
+    own = simulators.sync(3)
+    own.metadata = {"autoreset_mode": "SameStep"}
+    with pytest.raises(ConfigError, match="autoreset_mode='SameStep'; give a member of"):
+        GymVector("env.target=own", own)
+
+
+def test_a_last_observation_that_was_dropped_once_counts_as_unknown() -> None:
+    make = [partial(gymnasium.make, "klrl-test/Ends-v0")] * 3
+    env, told = vector(simulators.Forgetting(make, autoreset_mode=AutoresetMode.SAME_STEP)), []
+    env.reset(None, [7, 0, 0])
+    for _ in range(40):
+        _, _, terminated, truncated = env.step(np.zeros(3, int))
+        told.append((bool(terminated.any()), bool(truncated.any()), env.final))
+    first = next(i for i, (_, truncated, _) in enumerate(told) if truncated)
+    assert [final for *_, final in told] == [True] * first + [False] * (40 - first)
+    assert any(terminal and not truncated for terminal, truncated, _ in told[first:])
+
+
+@pytest.mark.parametrize("collector", ["vector", "torchrl"])
+@pytest.mark.parametrize("target", ["once", "again", "walk"])
+def test_a_collector_begins_anew_after_another_use_of_its_simulators(
+    target: str, collector: str, settings
+) -> None:
+    """The first steps show 0, then 1, also of an object in a new wrapper, or of one without N."""
+    simulators.once.cache_clear()
+    simulators.walk.cache_clear()
+    words = (f"env.target={HERE}:{target}", "env.num_envs=4", f"collector={collector}")
+    config = settings("env=custom", *words, "collector.steps=4")
+    env = make_copies(config.env, seed=3)
+    how = (agent_of(transformed(env)), (), torch.device("cpu"))
+    rollout = make_rollout(config, env, *how)
+    rollout.collect()
+    other = make_copies(config.env, seed=0)
+    assert other.notes[-1].startswith("environment: env.target returns the same simulators")
+    other.reset_native()
+    batch = rollout.collect()
+    assert not batch["observation"][:, 0, 0].any()
+    assert (batch["next", "observation"][:, 0, 0] == 1).all()
+    assert (batch["next", "step_count"][:, 0] == 1).all()
+    rollout.close()
 
 
 def test_a_rollout_begins_anew_after_another_use_of_its_simulators(settings) -> None:

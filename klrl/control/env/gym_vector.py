@@ -27,8 +27,13 @@ class GymVector(Library):
 
     def __init__(self, setting: str, env: VectorEnv) -> None:
         spaces = env.single_observation_space, env.single_action_space
-        super().__init__(setting, env, env.num_envs, spaces)
+        super().__init__(setting, env, env.num_envs, spaces, env.unwrapped)
         mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        if not isinstance(mode, AutoresetMode):
+            raise ConfigError(
+                f"{setting}: its metadata has autoreset_mode={mode!r}; give a member of "
+                "gymnasium.vector.AutoresetMode"
+            )
         self._ids = "env_id" in inspect.signature(env.reset).parameters
         self._same_step = mode is AutoresetMode.SAME_STEP
         if mode is AutoresetMode.NEXT_STEP and not self._ids:
@@ -54,15 +59,22 @@ class GymVector(Library):
             self._seen = self._seen.copy()
             self._seen[mask] = begun
         elif not self._same_step:
+            kept = self._seen[~mask].copy()
             self._seen = self._packed(self.env.reset(options={"reset_mask": mask.copy()})[0])
+            if (self._seen[~mask] != kept).any():
+                raise Misfit('reset(options={"reset_mask": ...}) changed copies outside the mask')
         return self._seen
 
     def step(self, action: Array, mask: Array | None = None) -> Results:
         """Step all copies."""
-        seen, reward, terminated, truncated, info = self.env.step(self._converted(action))
-        for name, value in (("reward", reward), ("terminated", terminated)):
-            if np.shape(value) != (self.count,):
-                raise Misfit(f"{name} has shape {np.shape(value)}; one per copy is expected")
+        seen, *told, info = self.env.step(self._converted(action))
+        reward, terminated, truncated = map(np.asarray, told)
+        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        for name, value in named.items():
+            if value.shape != (self.count,):
+                raise Misfit(f"{name} has shape {value.shape}; one per copy is expected")
+            if name != "reward" and value.dtype != bool:
+                raise Misfit(f"{name} has {value.dtype}; bool is expected")
         ended = terminated | truncated
         after = self._seen = self._packed(seen, ended)
         if self._same_step and ended.any():
@@ -72,7 +84,7 @@ class GymVector(Library):
     def _last(self, after: Array, info: dict[str, Any], ended: Array) -> Array:
         """Put the last observations of the ``ended`` episodes into ``after``, if they are known."""
         last = info.get("final_obs")
-        self.final = last is not None
+        self.final = self.final and last is not None
         if isinstance(last, np.ndarray) and last.dtype == object:  # Gymnasium's: one per copy
             for i in np.flatnonzero(ended):
                 after[i] = self._packed(_one(last[i]), np.ones(1, bool))[0]

@@ -32,19 +32,22 @@ class Library(Simulators):
     Args:
         setting: the name of the environment in errors.
         env: the library's object.
+        inner: what ``env`` wraps, which may exist once although each wrapper is new.
         spaces: the spaces of one simulator's observations, not flat, and of its actions.
     """
 
-    #: The library's object -> a token of the :class:`Library` that began its episodes.
+    #: A library's innermost object -> a token of the :class:`Library` that began its episodes.
     _begun: ClassVar[WeakKeyDictionary[Any, object]] = WeakKeyDictionary()
 
-    def __init__(self, setting: str, env: Any, count: int, spaces: tuple[Space, Space]) -> None:
-        self.setting, self.env, self.count = setting, env, count
+    def __init__(
+        self, setting: str, env: Any, count: int, spaces: tuple[Space, Space], inner: Any
+    ) -> None:
+        self.setting, self.env, self.count, self.inner = setting, env, count, inner
         #: What the library shows; after :meth:`prepare`, ``observation_space`` is flat.
         self.seen_space, self.action_space = spaces
         self.observation_space = spaces[0]
-        self.once, self._token = env in self._begun, object()
-        self._begun.setdefault(env, self._token)
+        self.once, self._token = inner in self._begun, object()
+        self._begun.setdefault(inner, self._token)
         self._seed, self._resets = 0, 0
 
     def check_settings(self, config: EnvConfig, num_envs: int) -> None:
@@ -81,7 +84,7 @@ class Library(Simulators):
     @property
     def intact(self) -> bool:  # type: ignore[override]
         """Whether no other object has begun new episodes of the same simulators."""
-        return self._begun.get(self.env) is self._token
+        return self._begun.get(self.inner) is self._token
 
     def seed(self, seed: int) -> None:
         """Seed the generators at each reset of all simulators, differently each time."""
@@ -91,7 +94,7 @@ class Library(Simulators):
         """Begin episodes."""
         if mask is not None:
             return self._reset(mask)
-        self._begun[self.env] = self._token = object()
+        self._begun[self.inner] = self._token = object()
         seed = derived_seed(self._seed, "episode", self._resets) if seeds is None else seeds[0]
         self._resets += seeds is None
         return self._begin(seed)

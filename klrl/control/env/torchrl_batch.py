@@ -32,7 +32,14 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.data.utils import torch_to_numpy_dtype_dict
-from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, TransformedEnv, check_env_specs
+from torchrl.envs import (
+    EnvBase,
+    GymLikeEnv,
+    ParallelEnv,
+    SerialEnv,
+    TransformedEnv,
+    check_env_specs,
+)
 
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.seeds import Stream, generators_kept
@@ -79,7 +86,7 @@ class TorchRLBatch(Library):
         plain = spec.to_categorical_spec() if isinstance(spec, OneHot) else spec
         seen = _space(f"{setting}: its observation_spec", env.observation_spec_unbatched)
         action = _space(f"{setting}: its action_spec", plain)
-        super().__init__(setting, env, count, (seen, action))
+        super().__init__(setting, env, count, (seen, action), _inner(tried))
         self.select(list(seen.spaces))
         self.device = str(env.device or "cpu")
         self.stepped = f"{count} copies in a {type(env).__name__}"
@@ -143,7 +150,7 @@ class TorchRLBatch(Library):
         try:
             with generators_kept():
                 first = again()
-                if first.env is self.env:
+                if first.inner is self.inner:
                     return "its simulators exist once, so none can be compared with them"
                 seen = _continued(first, first.reset(None), rng, _PAST)[-1]
                 state, later = copy.deepcopy(first.state()), copy.deepcopy(rng)
@@ -233,6 +240,13 @@ def _require_specs(env: EnvBase) -> None:
         raise Misfit(f"torchrl's check_env_specs refuses the specs: {why}") from error
     finally:
         logger.setLevel(level)
+
+
+def _inner(env: Any) -> Any:
+    """Return what an environment's transforms, and TorchRL's wrapper of it, wrap."""
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    return getattr(env._env, "unwrapped", env) if isinstance(env, GymLikeEnv) else env
 
 
 def _limits(env: Any) -> Iterator[int]:

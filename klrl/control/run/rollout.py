@@ -258,9 +258,12 @@ class TorchRLRollout:
             auto_register_policy_transforms=False,
         )
         self._batches: Iterator[TensorDictBase] = iter(self._collector)
+        self._base = env.base_env
 
     def collect(self) -> TensorDictBase:
         """Collect the next rollout [N, T]."""
+        if not self._base.simulators.intact:  # an evaluation stepped the same simulators
+            self._collector.reset()
         return next(self._batches)
 
     def close(self) -> None:
