@@ -16,6 +16,7 @@ from klrl.language.data.batch import (
     response_mask,
     response_part,
 )
+from klrl.language.model.causal_lm import model_dtype
 from klrl.language.run import stale
 from klrl.language.run.parts import LanguageParts
 from klrl.language.run.rollout import sample
@@ -113,6 +114,15 @@ def test_the_sampler_computes_in_its_own_precision(job) -> None:
     with torch.no_grad():
         assert torch.equal(before(ids).logits, plain)
     assert torch.equal(found.log_mu, log_mu)
+
+
+def test_a_model_with_adapters_is_sampled_in_another_precision(job) -> None:
+    training = Training(job(*FAST, "collector.dtype=bfloat16", "actor.lora.r=2"))
+    model = training.parts.policy.model
+    for _ in range(2):
+        row = iterate(training, training.parts.rollout(0))[1]
+        assert row["kl/sampler/max"] > 1e-4
+        assert model_dtype(model) == torch.float32
 
 
 @pytest.mark.parametrize(

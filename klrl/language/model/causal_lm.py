@@ -211,7 +211,7 @@ def compute_in_bfloat16(model: nn.Module) -> None:
     for module in unmixed:
         # A deepcopy rebinds a bound method to the copy; a closure would still call this module.
         module.forward = MethodType(_in_bfloat16(type(module)), module)
-    setattr(model, COMPUTES_IN, torch.bfloat16)
+    setattr(unwrapped(model), COMPUTES_IN, torch.bfloat16)
 
 
 def _in_bfloat16(kind: type[nn.Module]) -> Any:
