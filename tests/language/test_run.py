@@ -281,9 +281,9 @@ def test_a_preflight_that_fails_is_fatal_before_anything_is_written(exits, monke
 
     check = preflight.self_check
 
-    def at_another_temperature(model, batch, group_size):
+    def at_another_temperature(model, batch, *rows):
         batch.set(LOG_PROBS, batch[LOG_PROBS] * 1.5)
-        return check(model, batch, group_size)
+        return check(model, batch, *rows)
 
     monkeypatch.setattr(preflight, "self_check", at_another_temperature)
     code, _, err = exits()
