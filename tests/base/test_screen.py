@@ -119,7 +119,7 @@ def read(descriptor: int, until: bytes, seconds: float) -> bytes:
 )
 def test_a_stopped_run_leaves_the_terminal_clean(signum: int) -> None:
     ours, theirs = pty.openpty()
-    words = [*QUICK, "frames=10000000", "hydra.run.dir=run"]
+    words = [*QUICK, "frames=10000000", "learner.compile=false", "hydra.run.dir=run"]
     run = subprocess.Popen([sys.executable, "-m", "klrl", *words], stdout=theirs, stderr=theirs)
     os.close(theirs)
     assert b"left" in (before := read(ours, b"left", 100.0))
