@@ -59,7 +59,7 @@ def joined() -> Iterator[None]:
     import torch.distributed as dist
 
     gpu = torch.cuda.is_available()
-    with _answered(_STARTING):
+    with _answered():
         store = dist.PrefixStore(f"klrl{_Links.opened}", next(dist.rendezvous("env://"))[0])
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo",
@@ -96,7 +96,7 @@ def waiting(seconds: float) -> Iterator[None]:
     import torch.distributed as dist
 
     before, gpu = _Links.all, torch.cuda.is_available()
-    with _answered(_STARTING):
+    with _answered():
         _Links.all = dist.new_group(
             timeout=timedelta(seconds=seconds), backend="cpu:gloo,cuda:nccl" if gpu else "gloo"
         )
@@ -107,7 +107,7 @@ def waiting(seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _answered(limit: timedelta | None = None) -> Iterator[None]:
+def _answered() -> Iterator[None]:
     """Turn the error of a collective into a RankError; gloo and NCCL raise RuntimeErrors."""
     try:
         yield
