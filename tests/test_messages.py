@@ -8,6 +8,7 @@ Beforehand are there: ``files: {path: text}``, ``run: true`` a finished run in `
 
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ def test_wrong_words_are_answered_in_one_line(
     for path, text in {**(files() if entry.get("page") else {}), **entry.get("files", {})}.items():
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(text, encoding="utf-8")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python's cache of the user's modules
     before = tree()
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
