@@ -80,8 +80,11 @@ class StopRequest:
 
     def agreed(self) -> bool:
         """Return whether a stop was requested, in any of the run's processes."""
-        self.signum = ranks.agreed(self.signum)
-        return self.signum is not None
+        signum = ranks.agreed(self.signum)
+        if signum is None:  # a signal that arrived meanwhile stops the next iteration
+            return False
+        self.signum = signum
+        return True
 
     def request(self) -> None:
         """Request a stop, as Ctrl-C does."""

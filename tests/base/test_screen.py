@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -103,13 +104,11 @@ def test_no_color_is_respected(terminal, monkeypatch) -> None:
 
 
 def read(descriptor: int, until: bytes, seconds: float) -> bytes:
-    """Read a terminal until some bytes or its end."""
+    """Read a terminal until some bytes, or for some seconds."""
     found, end = b"", time.monotonic() + seconds
     while until not in found and time.monotonic() < end:
-        try:
+        if select.select([descriptor], [], [], 1)[0]:
             found += os.read(descriptor, 4096)
-        except OSError:  # the other end is closed
-            return found
     return found
 
 
@@ -121,13 +120,17 @@ def test_a_stopped_run_leaves_the_terminal_clean(signum: int) -> None:
     ours, theirs = pty.openpty()
     words = [*QUICK, "frames=10000000", "learner.compile=false", "hydra.run.dir=run"]
     run = subprocess.Popen([sys.executable, "-m", "klrl", *words], stdout=theirs, stderr=theirs)
-    assert b"left" in (before := read(ours, b"left", 100.0))
-    assert b"checked: preflight, reference, rollouts" in before
-    assert before.rfind(b"\x1b[?25h") > before.rfind(b"\x1b[?25l") >= 0
-    run.send_signal(signum)
-    # Both ends stay open: once the last one is closed, Linux may drop what was not read yet.
-    after = read(ours, b"run folder: run\r\n", 60.0)
-    assert run.wait(60) == 128 + signum
+    try:
+        assert b"left" in (before := read(ours, b"left", 60.0))
+        assert b"checked: preflight, reference, rollouts" in before
+        assert before.rfind(b"\x1b[?25h") > before.rfind(b"\x1b[?25l") >= 0
+        run.send_signal(signum)
+        # Both ends stay open: once the last one is closed, Linux may drop what was not read yet.
+        after = read(ours, b"run folder: run\r\n", 30.0)
+        assert run.wait(20) == 128 + signum
+    finally:
+        run.kill()
+        run.wait()
     assert b"\x1b[?25l" not in after
     assert re.search(
         r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; run folder: run\r\n$", plain(after.decode())

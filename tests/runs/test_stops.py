@@ -66,6 +66,19 @@ def test_a_failing_run_says_so_in_a_line_and_exits_with_1(capfd) -> None:
     assert list(only_run().glob("checkpoints/last/*/manifest.json")), "there is one from the start"
 
 
+def test_a_signal_that_arrives_while_the_processes_agree_is_not_lost(monkeypatch) -> None:
+    def agreed(signum: int | None) -> int | None:
+        signal.raise_signal(signal.SIGTERM)
+        return signum
+
+    with StopRequest() as stop:
+        monkeypatch.setattr("klrl.base.ranks.agreed", agreed)
+        assert not stop.agreed(), "other processes may not know of it yet"
+        monkeypatch.undo()
+        assert stop.agreed()
+        assert stop.signum == signal.SIGTERM
+
+
 def test_a_second_signal_stops_at_once(capsys) -> None:
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
