@@ -133,7 +133,8 @@ def test_a_stopped_run_leaves_the_terminal_clean(signum: int) -> None:
         run.wait()
     assert b"\x1b[?25l" not in after
     assert re.search(
-        r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; continue with: klrl resume=run\r\n$", plain(after.decode())
+        r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; continue with: klrl resume=run\r\n$",
+        plain(after.decode()),
     )
     os.close(theirs)
     os.close(ours)
