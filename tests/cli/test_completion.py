@@ -63,14 +63,14 @@ def script_of(capsys, shell: str) -> str:
         ("klrl env=pendulum_b\t", "env=pendulum_batch"),
         ("klrl fig\t--out x", "figure --out x"),
         ("klrl env=hopper kl.coe\t0.1", "env=hopper kl.coef=0.1"),
-        ("klrl evaluate outp\t", "evaluate outputs/"),
-        ("klrl resume=outp\t", "resume=outputs/"),
+        ("klrl evaluate outp\tRU\t", "evaluate outputs/RUN"),
+        ("klrl resume=outp\tRU\t", "resume=outputs/RUN"),
     ],
 )
 def test_zsh_completes(capsys, typed: str, run: str) -> None:
     """Typed at a terminal's prompt; a function named klrl prints its words."""
     zsh = script_of(capsys, "zsh")
-    Path("outputs").mkdir()
+    Path("outputs/RUN").mkdir(parents=True)
     ours, theirs = pty.openpty()
     how: Any = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
     env = {"TERM": "xterm", "HOME": str(Path.cwd()), "PATH": os.environ["PATH"]}
