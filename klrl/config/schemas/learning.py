@@ -41,7 +41,7 @@ class AdvantageConfig(ChoiceConfig):
     reward_weight: NonNegative = setting(1.0, added=True)
 
 
-@registered("advantage", "custom", control="control.run.advantage:custom")
+@registered("advantage", "custom", control="control.run.own_advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """A custom advantage: advantage.target=package.module:Name."""
 
