@@ -145,10 +145,6 @@ class ClipConfig(LossConfig):
     anchor: Literal["old", "sampler"] | None = setting(None, added=True)
 
 
-#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
-EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
-
-
 @registered("loss", "dppo", language="losses.policy:DPPOLoss")
 class DPPOConfig(LossConfig):
     """DPPO (arXiv:2602.04879): a trust region around the sampler, by a divergence per token."""

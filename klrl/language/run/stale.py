@@ -29,7 +29,7 @@ from klrl.language.data.batch import (
 from klrl.language.model.causal_lm import computing_in_bfloat16, head, weight_of
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import PromptRollout
+from klrl.language.run.rollout import PromptRollout, exact_every
 from klrl.runs.metrics import Row
 
 #: KL(mu||policy) at each token before the update [B, R].
@@ -179,7 +179,7 @@ def room(config: LanguageConfig, policy: Policy) -> list[str]:
         return []
     weight = weight_of(model.get_output_embeddings())  # type: ignore[operator]
     wide = collector.max_new_tokens * weight.shape[-1] * weight.element_size()
-    wide *= config.exact_every > 0
+    wide *= exact_every(config) > 0
     size = collector.staleness * (config.frames_per_iteration * wide + weight.nbytes)
     whole = _memory(weight.device)
     words = f"collector.staleness={collector.staleness}: the waiting rollouts take up to"
