@@ -5,18 +5,33 @@
 Takes the arguments of klrl and checks every job. Prints the jobs that would run, the finished jobs,
 the number of jobs that run at a time, and the difference between two settings that a t-test finds
 with as many seeds. Writes nothing.
+
+    klrl plan --memory [--ranks=N] experiment=sort_digits ...
+
+Prints the memory that a language job will take on each of N devices, by an estimate. Of actor.model
+it reads config.json and the tokenizer, but no weights.
 """
 
 from __future__ import annotations
 
+import argparse
+
 
 def plan_command(argv: list[str]) -> int:
-    """Print the jobs of a command line; return the exit code."""
+    """Print the jobs of a command line, or a job's memory; return the exit code."""
+    from klrl.cli.wrapper import Parser
     from klrl.config.overrides import parse_args
 
+    flags = Parser(prog="klrl plan", add_help=False, allow_abbrev=False)
+    flags.add_flag("--memory", "")
+    flags.add_argument("--ranks", type=int, default=1)
+    asked, argv = flags.parse_known_args(argv)
     args = parse_args(argv)
     if args.help:
         print(__doc__)
+        return 0
+    if asked.memory:
+        _print_memory(args, asked.ranks)
         return 0
     from klrl.sweep.plan import print_plan
 
@@ -33,3 +48,24 @@ def plan_command(argv: list[str]) -> int:
         found = f"a difference of {least_seen(seeds):.1f} standard deviations between seeds"
         print(f"{seeds} seeds per setting: a t-test finds {found} with power {POWER:g}")
     return 0
+
+
+def _print_memory(args: argparse.Namespace, ranks: int) -> None:
+    """Print the parts of the memory, in GB, at the peak of each phase of an iteration."""
+    from klrl.base.errors import ConfigError
+    from klrl.base.text import text_table
+    from klrl.config import LanguageConfig
+    from klrl.sweep.run import check_jobs
+
+    if args.multirun:
+        raise ConfigError("--memory: estimates one job; drop -m, or --memory")
+    config = check_jobs([args.overrides], args)[0].config
+    if not isinstance(config, LanguageConfig):
+        raise ConfigError(f"--memory: env={config.env.name} is a control job; give a language job")
+    from klrl.language.run.memory import PHASES, memory
+
+    parts = memory(config, ranks)
+    parts["all"] = totals = [sum(phase) for phase in zip(*parts.values(), strict=True)]
+    rows = [(name, *(f"{size / 1e9:.3g}" for size in sizes)) for name, sizes in parts.items()]
+    print(text_table([("GB", *PHASES), *rows], right=(1, 2, 3)))
+    print(f"at most {max(totals) / 1e9:.3g} GB on each of {ranks} devices")

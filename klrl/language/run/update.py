@@ -41,7 +41,7 @@ from klrl.train.learner import Coefficients, Steps
 
 _Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
 #: ``loss.measure`` -> the divergence of the policy and mu, with the names of :class:`Against`.
-_EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
+EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
 #: Minimum number of prompts per forward without gradient, unless micro-batches are set.
 PROMPTS_WITHOUT_GRADIENT = 32
 
@@ -79,7 +79,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         #: The head of mu, the policy that sampled the rollout; None: mu's head is pi_old's.
         self.sampler_head: nn.Module | None = None
         #: The divergence from mu that ``loss.measure`` reads over the vocabulary, if any.
-        self.exact_measure = _EXACT_MEASURES.get(getattr(config.loss, "measure", ""))
+        self.exact_measure = EXACT_MEASURES.get(getattr(config.loss, "measure", ""))
         self.loss.anchor = config.anchor
 
     @property
