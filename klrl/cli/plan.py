@@ -3,13 +3,11 @@
     klrl plan -m sweep=NAME kl=legacy,retrieve seed=0,1,2 launcher=joblib
 
 Takes the arguments of klrl and checks every job. Prints the jobs that would run, the finished jobs,
-the number of jobs that run at a time, and the difference between two settings that a t-test finds
-with as many seeds. Writes nothing.
+and the number of jobs that run at a time. Writes nothing.
 
     klrl plan --memory [--ranks=N] experiment=sort_digits ...
 
-Prints the memory that a language job will take on each of N devices, by an estimate. Of actor.model
-it reads config.json and the tokenizer, but no weights.
+Prints an estimate of the memory of a language job on each of N devices; reads no weights.
 """
 
 from __future__ import annotations
@@ -35,18 +33,7 @@ def plan_command(argv: list[str]) -> int:
         return 0
     from klrl.sweep.plan import print_plan
 
-    configs = print_plan(args)
-    if not configs:
-        return 0
-    from klrl.report.runs import fewest_seeds
-    from klrl.report.statistics import POWER, least_seen
-
-    seeds = fewest_seeds(configs)
-    if seeds == 1:
-        print("one seed per setting: a report cannot tell a difference from chance")
-    elif seeds:
-        found = f"a difference of {least_seen(seeds):.1f} standard deviations between seeds"
-        print(f"{seeds} seeds per setting: a t-test finds {found} with power {POWER:g}")
+    print_plan(args)
     return 0
 
 
@@ -68,4 +55,4 @@ def _print_memory(args: argparse.Namespace, ranks: int) -> None:
     parts["all"] = totals = [sum(phase) for phase in zip(*parts.values(), strict=True)]
     rows = [(name, *(f"{size / 1e9:.3g}" for size in sizes)) for name, sizes in parts.items()]
     print(text_table([("GB", *PHASES), *rows], right=(1, 2, 3)))
-    print(f"at most {max(totals) / 1e9:.3g} GB on each of {ranks} devices")
+    print(f"at most {max(totals) / 1e9:.3g} GB on each device")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -49,9 +50,10 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
         else:
             files.guard.call("curves.png", _draw, files, config, status)
         if status != "finished":
-            stopped = (
-                f"{status} at {counters.frames:,} {axis}; run folder: {escaped(str(files.path))}"
-            )
+            then = f"run folder: {files.path}"
+            if status == "interrupted" and files.checkpointed:
+                then = f"continue with: klrl {shlex.quote(f'resume={files.path}')}"
+            stopped = f"{status} at {counters.frames:,} {axis}; {escaped(then)}"
             files.guard.call("progress", print, stopped)
         raise
     files.close("finished", **{axis: counters.frames}, error=None)

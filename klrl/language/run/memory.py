@@ -43,13 +43,14 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, flo
     ``collector.max_new_tokens`` tokens.
     """
     collector = config.collector
-    minibatch, odd = divmod(collector.prompts // config.learner.minibatches, ranks)
-    if odd:
+    minibatch = collector.prompts // config.learner.minibatches
+    if ranks < 1 or minibatch % ranks:
         raise ConfigError(
             f"--ranks={ranks}: does not divide the prompts of a minibatch "
             f"(collector.prompts={collector.prompts} / learner.minibatches); change one of them"
         )
-    own, part = collector.prompts // ranks, min(config.learner.micro_batch or minibatch, minibatch)
+    own, minibatch = collector.prompts // ranks, minibatch // ranks
+    part = min(config.learner.micro_batch or minibatch, minibatch)
     prompt, response = _longest_prompt(config), collector.group_size * collector.max_new_tokens
     model, reference = _network(config), _reference(config)
     with FakeTensorMode(), silent():
@@ -73,7 +74,12 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, flo
     states = own * response * state
     kept, waiting = states * _kept(config), states * collector.staleness * ranks
     tokens = own * response + own * prompt * (1 if _shares(model) else collector.group_size)
-    keys = sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
+    keys = sum(
+        each.nbytes
+        for layer in cache.layers
+        for each in vars(layer).values()
+        if isinstance(each, Tensor)
+    )
     drawn = 3 * own * collector.group_size * vocabulary * torch.float32.itemsize
     return {
         "weights": (sum(p.nbytes for p in model.parameters()),) * 3,
