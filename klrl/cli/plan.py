@@ -7,7 +7,8 @@ and the number of jobs that run at a time. Writes nothing.
 
     klrl plan --memory [--ranks=N] experiment=sort_digits ...
 
-Prints an estimate of the memory of a language job on each of N devices; reads no weights.
+Prints an estimate of the memory of a language job on each of N devices. It reads config.json and
+the tokenizer of actor.model, but no weights.
 """
 
 from __future__ import annotations
@@ -38,21 +39,17 @@ def plan_command(argv: list[str]) -> int:
 
 
 def _print_memory(args: argparse.Namespace, ranks: int) -> None:
-    """Print the parts of the memory, in GB, at the peak of each phase of an iteration."""
     from klrl.base.errors import ConfigError
     from klrl.base.text import text_table
     from klrl.config import LanguageConfig
     from klrl.sweep.run import check_jobs
 
-    if args.multirun:
-        raise ConfigError("--memory: estimates one job; drop -m, or --memory")
-    config = check_jobs([args.overrides], args)[0].config
+    config = None if args.multirun else check_jobs([args.overrides], args)[0].config
     if not isinstance(config, LanguageConfig):
-        raise ConfigError(f"--memory: env={config.env.name} is a control job; give a language job")
+        raise ConfigError("--memory: estimates one language job; drop -m, or --memory")
     from klrl.language.run.memory import PHASES, memory
 
     parts = memory(config, ranks)
-    parts["all"] = totals = [sum(phase) for phase in zip(*parts.values(), strict=True)]
+    parts["all"] = tuple(map(sum, zip(*parts.values(), strict=True)))
     rows = [(name, *(f"{size / 1e9:.3g}" for size in sizes)) for name, sizes in parts.items()]
     print(text_table([("GB", *PHASES), *rows], right=(1, 2, 3)))
-    print(f"at most {max(totals) / 1e9:.3g} GB on each device")

@@ -12,6 +12,7 @@ from klrl.config.fields import Settings
 from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
 from klrl.config.schemas.learning import (
+    EXACT_MEASURES,
     AdvantageConfig,
     ClipConfig,
     GroupConfig,
@@ -63,6 +64,11 @@ class JobConfig(Settings, ABC):
     def has_reference(self) -> bool:
         """Whether the job has a reference; with ``kl=none`` it has none."""
         return self.kl.name != "none"
+
+    @property
+    def exact_every(self) -> int:
+        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
+        return 1
 
     @property
     def iterations(self) -> int:
@@ -133,6 +139,21 @@ class LanguageConfig(JobConfig):
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
     @property
+    def learns_from_states(self) -> bool:
+        """Whether the critic or the loss reads hidden states of the policy before the update."""
+        kl_old, measure = (getattr(self.loss, name, "") for name in ("kl_old", "measure"))
+        critic = isinstance(self.advantage, AdvantageConfig)
+        return critic or kl_old == "exact" or measure in EXACT_MEASURES
+
+    @property
+    def exact_every(self) -> int:
+        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
+        exact, estimator = self.kl.exact, getattr(self.kl, "estimator", "")
+        if exact == "always" or estimator == "exact" or self.learns_from_states:
+            return 1
+        return 0 if exact == "charged" else int(exact.removeprefix("every:"))
+
+    @property
     def sampled_elsewhere(self) -> bool:
         """Whether responses are sampled by older weights, or in another precision."""
         return self.collector.staleness > 0 or self.collector.dtype is not None
@@ -148,10 +169,14 @@ class LanguageConfig(JobConfig):
         return self.loss.anchor or ("sampler" if stale else "old")
 
     @property
+    def corrects_sampler(self) -> bool:
+        """Whether the loss weights each token by pi_theta / mu, perhaps within limits."""
+        return self.loss.sampler_weight is not None or self.anchor == "sampler"
+
+    @property
     def reads_sampler(self) -> bool:
         """Whether the job measures the sampler, mu, as a policy of its own."""
-        weighted = self.loss.sampler_weight is not None
-        return self.sampled_elsewhere or weighted or self.anchor == "sampler"
+        return self.sampled_elsewhere or self.corrects_sampler
 
 
 #: The ``env`` settings of any job.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,9 +46,7 @@ _UNUSED = re.compile(
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def find_model(
-    model: str | Path, key: str = "actor.model", wanted: Sequence[str] = WANTED_FILES
-) -> Path:
+def find_model(model: str | Path, key: str = "actor.model") -> Path:
     """Return a model's folder; download it if ``model`` is a hub id. ``key`` names the setting.
 
     Raises:
@@ -64,7 +62,7 @@ def find_model(
         raise ConfigError(f"{setting}: no such folder; give one that save_pretrained wrote")
     try:
         fetched = snapshot_download(
-            name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED_FILES)
+            name, allow_patterns=list(WANTED_FILES), ignore_patterns=list(UNWANTED_FILES)
         )
     except (OSError, ValueError) as error:
         raise ConfigError(

@@ -156,12 +156,12 @@ def kl_to(mu: NextTokens, policy: NextTokens, batch: TensorDictBase) -> Tensor:
 def sampler_row(batch: TensorDictBase, lag: int) -> Row:
     """Compare mu with the policy before the update: k3, exact and largest gap in nats; the lag.
 
-    The batch [B] has log mu and log pi_old of its tokens, and KL(mu||pi_old).
+    The batch [B] has log mu and log pi_old of its tokens, and any KL(mu||pi_old).
     """
-    mask = response_mask(batch)
+    mask, exact = response_mask(batch), batch.get(SAMPLER_KL, None)
     log_mu, old = (response_part(batch, key).double() for key in (SAMPLER_LOG_PROBS, LOG_PROBS))
-    return {
-        "kl/sampler/exact": float(masked_mean(batch[SAMPLER_KL].double(), mask)),
+    row = {} if exact is None else {"kl/sampler/exact": float(masked_mean(exact.double(), mask))}
+    return row | {
         "kl/sampler/k3": float(masked_mean(estimate_kl(log_mu, old, "k3", mask), mask)),
         "kl/sampler/max": float((log_mu - old).masked_fill(~mask, 0.0).abs().max()),
         "sampler/lag": float(lag),
@@ -179,6 +179,7 @@ def room(config: LanguageConfig, policy: Policy) -> list[str]:
         return []
     weight = weight_of(model.get_output_embeddings())  # type: ignore[operator]
     wide = collector.max_new_tokens * weight.shape[-1] * weight.element_size()
+    wide *= config.exact_every > 0
     size = collector.staleness * (config.frames_per_iteration * wide + weight.nbytes)
     whole = _memory(weight.device)
     words = f"collector.staleness={collector.staleness}: the waiting rollouts take up to"
