@@ -20,6 +20,9 @@ from klrl.config.own import PartError, try_part
 from klrl.control.policy.networks import Agent
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, weighted_reward
 
+#: Key of the charge in a step's reward that its own advantage must not contain [N, T, 1], if any.
+EXCESS = ("sampler", "excess")
+
 
 def gae(
     config: AdvantageConfig,
@@ -53,8 +56,11 @@ def gae(
         if config.reward_weight == 0 and not reward.any():  # else the critic's errors are learned
             advantage = torch.zeros_like(advantage)
         batch.set("state_value", value)
-        batch.set("advantage", advantage)
         batch.set("value_target", advantage + value)
+        if (excess := batch.get(EXCESS, None)) is not None:
+            scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
+            advantage = advantage + scale * excess
+        batch.set("advantage", advantage)
         return batch
 
     return estimate
