@@ -269,7 +269,8 @@ class Training:
             self._price(self.parts.rewards(batch).size)
         config = self.config.controller
         unit = config.unit if isinstance(config, TargetControllerConfig) else None
-        self.controller.update(in_unit(measured, unit), n=batch.numel())
+        kl = in_unit(measured, unit, exact=self.config.exact_every == 1)
+        self.controller.update(kl, n=batch.numel())
 
     def _price(self, earned: float) -> None:
         """Set ``kl.coef=null`` to what a step earns on average, in absolute value."""

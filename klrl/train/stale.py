@@ -63,15 +63,17 @@ class StaleRollout(ABC):
         self.waiting = deque(state["waiting"])
 
 
-def compare(kl: Tensor, log_mu: Tensor, old: Tensor, lag: int, mask: Tensor | None = None) -> Row:
+def compare(
+    kl: Tensor | None, log_mu: Tensor, old: Tensor, lag: int, mask: Tensor | None = None
+) -> Row:
     """Compare mu with the policy before the update: exact, k3 and largest gap in nats; the lag.
 
-    KL(mu||old), log mu and log pi_old of the samples, and any mask, have one shape.
+    Any KL(mu||old), log mu and log pi_old of the samples, and any mask, have one shape.
     """
-    kl, log_mu, old = kl.double(), log_mu.double(), old.double()
+    log_mu, old = log_mu.double(), old.double()
     gap = log_mu - old if mask is None else (log_mu - old).masked_fill(~mask, 0.0)
-    return {
-        "kl/sampler/exact": float(masked_mean(kl, mask)),
+    row = {} if kl is None else {"kl/sampler/exact": float(masked_mean(kl.double(), mask))}
+    return row | {
         "kl/sampler/k3": float(masked_mean(estimate_kl(log_mu, old, "k3", mask), mask)),
         "kl/sampler/max": float(gap.abs().max()),
         "sampler/lag": float(lag),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from klrl.base.errors import ConfigError
 from klrl.config import (
     GroupConfig,
@@ -200,8 +202,13 @@ def check_learner_dtype(c: LanguageConfig) -> None:
 
 
 def check_micro_batch(c: LanguageConfig) -> None:
-    """A micro-batch is no larger than a minibatch."""
+    """A micro-batch is no larger than a minibatch, and has one size."""
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
+    if size is not None and c.learner.tokens_per_batch is not None:
+        raise ConfigError(
+            f"learner.micro_batch={size}: learner.tokens_per_batch={c.learner.tokens_per_batch} "
+            "sizes micro-batches too; drop one of the two"
+        )
     if size is not None and size > prompts:
         raise ConfigError(
             f"learner.micro_batch={size}: give at most {prompts}, one minibatch (collector.prompts="
@@ -226,4 +233,21 @@ def check_sampler_dtype(c: LanguageConfig) -> None:
         other = "learner.dtype=mixed" if mixed else f"actor.dtype={c.actor.dtype}"
         raise ConfigError(
             f"collector.dtype={c.collector.dtype}: is for a policy in float32, not {other}; drop it"
+        )
+
+
+def check_exact(c: LanguageConfig) -> None:
+    """``kl.exact`` measures what is charged, on klrl's own path."""
+    if c.kl.exact == "always":
+        return
+    if not re.fullmatch("charged|every:[1-9][0-9]*", c.kl.exact):
+        raise ConfigError(f"kl.exact={c.kl.exact}: choose always, charged or every:N, as every:10")
+    if c.kl.exact != "charged" and getattr(c.kl, "estimator", "") == "exact":
+        raise ConfigError(
+            f"kl.exact={c.kl.exact}: kl.estimator=exact charges the exact KL in every rollout; use "
+            "kl.exact=charged, or kl.placement=loss kl.estimator=k3"
+        )
+    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+        raise ConfigError(
+            f"kl.exact={c.kl.exact}: kl.apply=step keeps the hidden states; use kl.apply=rollout"
         )

@@ -145,6 +145,10 @@ class ClipConfig(LossConfig):
     anchor: Literal["old", "sampler"] | None = setting(None, added=True)
 
 
+#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
+EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
+
+
 @registered("loss", "dppo", language="losses.policy:DPPOLoss")
 class DPPOConfig(LossConfig):
     """DPPO (arXiv:2602.04879): a trust region around the sampler, by a divergence per token."""
@@ -194,6 +198,9 @@ class LearnerConfig(ChoiceConfig):
     dtype: Literal["float32", "mixed"] | None = setting(None, added=True)
     #: language: most prompts, with all responses, in one forward pass; null = a whole minibatch
     micro_batch: Count | None = setting(None, added=True)
+    #: language: most tokens, with padding, in one forward pass: packed rows of similar lengths, at
+    #: least one; null = whole prompts
+    tokens_per_batch: Count | None = setting(None, added=True)
 
 
 @registered("optim", "adam", control="control.run.step:adam", language="language.run.update:adam")

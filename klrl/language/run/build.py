@@ -159,6 +159,23 @@ def make_advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
+def exact_notes(config: LanguageConfig) -> list[str]:
+    """Return a line about KLs that are not exact in every row, or are exact all the same."""
+    every, exact, control = config.exact_every, config.kl.exact, config.controller.name
+    if exact == "always":
+        return []
+    if config.learns_from_states:
+        told = "the loss or the critic reads hidden states, so they are kept, and KLs are exact"
+    elif every == 1:
+        told = "rows have kl/old/k3 instead of kl/old/exact"
+    else:
+        where = f"but for every {every}th row, " * (every > 0)
+        told = f"{where}rows have kl/ref/k3 and kl/old/k3 instead of exact KLs"
+        reads = config.has_reference and control not in ("fixed", "schedule")
+        told += f"; controller={control} reads kl/ref/k3 in every row" * reads
+    return [f"kl.exact={exact}: {told}"]
+
+
 def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:
     """Make the learner of these gradient steps."""
     learner: Learner = factory("learner", config.learner, config.domain)(config, steps)

@@ -20,7 +20,7 @@ from klrl.language.data.batch import (
     response_part,
 )
 from klrl.language.model.causal_lm import head, in_low_precision
-from klrl.language.model.vocabulary import NextTokens
+from klrl.language.model.vocabulary import NextTokens, States
 from klrl.language.run import build
 from klrl.language.run.answers import held_out
 from klrl.language.run.evaluate import Player, places
@@ -102,6 +102,7 @@ class LanguageParts(Parts):
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
+        self.preflight += build.exact_notes(config)
         self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.learner = build.make_learner(config, self.steps)
 
@@ -111,13 +112,15 @@ class LanguageParts(Parts):
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
         own, config, mask = own_rows(batch, [STATES]), self.config, response_mask(batch)
         sampled, measured = response_part(batch, LOG_PROBS), {}
+        exact = own.get(STATES, None) is not None  # else kl.exact has let them go
         scored = in_low_precision(self.policy.model) or config.sampled_elsewhere
         if config.reads_sampler:
-            own[SAMPLER_LOG_PROBS], own[SAMPLER_STATES] = own[LOG_PROBS], own[STATES]
+            own[SAMPLER_LOG_PROBS] = own[LOG_PROBS]
+            own.update({SAMPLER_STATES: own[STATES]} if exact else {})
         if scored:
-            at_a_time = prompts_at_a_time(config)
-            rescore(own, self.policy.model, self.layout, at_a_time, config.collector.temperature)
-        if config.reads_sampler:
+            how = prompts_at_a_time(config), config.collector.temperature
+            rescore(own, self.policy.model, self.layout, *how, keep=exact)
+        if config.reads_sampler and exact:
             self._compare_sampler(own)
         if self.reference is not None:
             self._annotate(own)
@@ -128,7 +131,9 @@ class LanguageParts(Parts):
             self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), mask)
         if self.reference is not None:
             measured = measure(batch)
-        charge(batch, self.kl)
+        charge(batch, self.kl, corrected=config.corrects_sampler)
+        if config.kl.exact == "charged" and not config.learns_from_states:
+            own.pop(STATES, None)
         return measured
 
     def _compare_sampler(self, own: TensorDictBase) -> None:
@@ -145,8 +150,12 @@ class LanguageParts(Parts):
         assert self.reference is not None
         assert self.kl is not None
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
-        own[REF_STATES] = states = self.reference.states(own, self.reference_layout, at_a_time)
-        policy = NextTokens(own[STATES], head(self.policy.model), temperature)
+        states: States = self.reference.states(own, self.reference_layout, at_a_time)
+        if self.steps.loss.reference_estimator == "exact":
+            states = own[REF_STATES] = torch.cat([*states])
+        old, policy = own.get(STATES, None), None
+        if old is not None:
+            policy = NextTokens(old, head(self.policy.model), temperature)
         reference = self.reference.next_tokens(states, temperature)
         annotate(own, policy, reference, self.kl.divergence)
 

@@ -81,17 +81,17 @@ def kl_to(mu: NextTokens, policy: NextTokens, batch: TensorDictBase) -> Tensor:
 def sampler_row(batch: TensorDictBase, lag: int) -> Row:
     """Compare mu with the policy before the update: k3, exact and largest gap in nats; the lag.
 
-    The batch [B] has log mu and log pi_old of its tokens, and KL(mu||pi_old).
+    The batch [B] has log mu and log pi_old of its tokens, and any KL(mu||pi_old).
     """
-    mask = response_mask(batch)
+    mask, exact = response_mask(batch), batch.get(SAMPLER_KL, None)
     log_mu, old = (response_part(batch, key) for key in (SAMPLER_LOG_PROBS, LOG_PROBS))
-    return stale.compare(batch[SAMPLER_KL], log_mu, old, lag, mask)
+    return stale.compare(exact, log_mu, old, lag, mask)
 
 
 def room(config: LanguageConfig, policy: Policy) -> list[str]:
     """Return a line about the memory of the waiting rollouts, if there are any; see stale.room."""
     weight = weight_of(policy.model.get_output_embeddings())  # type: ignore[operator]
     wide = config.collector.max_new_tokens * weight.shape[-1] * weight.element_size()
-    size = config.frames_per_iteration * wide + weight.nbytes
+    size = config.frames_per_iteration * wide * (config.exact_every > 0) + weight.nbytes
     smaller = "collector.prompts or collector.max_new_tokens"
     return stale.room(config, size, weight.device, smaller)

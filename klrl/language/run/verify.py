@@ -73,6 +73,8 @@ def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -
         for number, sample in drawn:
             try:
                 now = recomputed(sample, temperature, policy, reference)
+                if config.exact_every != 1:
+                    now.pop("kl", None)  # most samples have none
                 if any(len(sample[name]) != len(value) for name, value in now.items()):
                     raise ValueError("its lists differ in length")
             except (LookupError, TypeError, ValueError, RuntimeError) as error:
