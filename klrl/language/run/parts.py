@@ -49,8 +49,7 @@ from klrl.language.run.rollout import (
 from klrl.language.run.shares import own_rows, share
 from klrl.language.run.stale import (
     SAMPLER_KL,
-    RolloutQueue,
-    StaleRollout,
+    StaleResponses,
     kl_to,
     room,
     sampler_row,
@@ -99,7 +98,7 @@ class LanguageParts(Parts):
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
-        self.queue = RolloutQueue(self.policy.model, config.collector.dtype)
+        self.stale = StaleResponses(self.policy.model, config.collector)
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
@@ -142,10 +141,9 @@ class LanguageParts(Parts):
     def _compare_sampler(self, own: TensorDictBase) -> None:
         """Measure this process's responses by KL(mu||policy); mu is the policy that sampled."""
         temperature, now = self.config.collector.temperature, head(self.policy.model)
-        own_head = None if self.stale.current is None else self.stale.current.head
-        mu = NextTokens(own[SAMPLER_STATES], own_head or now, temperature)
+        mu = NextTokens(own[SAMPLER_STATES], self.stale.head or now, temperature)
         own[SAMPLER_KL] = kl_to(mu, NextTokens(own[STATES], now, temperature), own)
-        self.steps.sampler_head = own_head
+        self.steps.sampler_head = self.stale.head
         if not self.steps.exact_measure:
             del own[SAMPLER_STATES]
 
@@ -194,7 +192,7 @@ class LanguageParts(Parts):
 
     def rollout(
         self, iteration: int, say: Callable[[str], None] = print
-    ) -> PromptRollout | StaleRollout:
+    ) -> PromptRollout | StaleResponses:
         """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
@@ -205,8 +203,11 @@ class LanguageParts(Parts):
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         self.collector.phase = self.phase
-        self.stale = StaleRollout(self.collector, self.queue, self.config.collector.staleness)
-        return self.stale if self.config.sampled_elsewhere else self.collector
+        if not self.config.sampled_elsewhere:
+            return self.collector
+        self.stale.rollout, self.stale.updates = self.collector, iteration
+        self.collector.iteration += len(self.stale.waiting)
+        return self.stale
 
     @property
     def collecting(self) -> str:
@@ -232,7 +233,7 @@ class LanguageParts(Parts):
             "prompts": self.prompts,
         }
         if self.config.collector.staleness:
-            components["rollouts"] = self.queue
+            components["rollouts"] = self.stale
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components
