@@ -67,7 +67,9 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
     logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read))
     learning = max(learning, forward + logits) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
-    waiting = state * ((exact_every(config) > 0) + len(read - {"old"}) + collector.staleness * ranks)
+    waiting = state * (
+        (exact_every(config) > 0) + len(read - {"old"}) + collector.staleness * ranks
+    )
     keys = [each for layer in cache.layers for each in vars(layer).values()]
     row = prompt if causal_lm.sharing_refused(model) is None else prompt * group
     cached = sum(each.nbytes for each in keys if isinstance(each, Tensor)) * own
