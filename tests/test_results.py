@@ -140,9 +140,24 @@ def test_the_pages_verdict_is_that_of_the_cells() -> None:
     best = max(ahead, key=lambda each: mujoco.log_ratio(of[each], of[KLPEN])[0])
     assert best == TRPO
     assert takes_over(of[ACTION], of[HELD])
-    page = (FOLDER / "mujoco" / "README.md").read_text("utf-8")
+    page = " ".join((FOLDER / "mujoco" / "README.md").read_text("utf-8").split())
     assert "**Default: trpo takes klpen's place in the presets of these 5 tasks. " in page
     assert "shipped values change to those per action.**" in page
+
+
+def test_the_presets_page_weighs_returns_per_cpu_second_as_the_cells_do() -> None:
+    cells, told = mujoco.read_cells(FOLDER / "mujoco"), []
+    for key in ("return", "cpu", None):
+        of = [
+            [values(cells, s, t, key or "return") / (1 if key else values(cells, s, t, "cpu"))
+             for t in TASKS]
+            for s in (TRPO, ACTION)
+        ]  # fmt: skip
+        value, low, high = (f"{math.exp(x):.2f}" for x in mujoco.log_ratio(*of))
+        told.append(f"{value} [{low}, {high}]".replace("0.", "."))
+    page = " ".join((FOLDER.parent / "presets.md").read_text("utf-8").split())
+    by = ("by return,", "by CPU seconds and", "by return per CPU second")
+    assert " ".join(f"{x} {y}" for x, y in zip(told, by, strict=True)) in page
 
 
 def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
@@ -157,6 +172,8 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
         "in {:.0%} of the iterations of every run, `klpen_held` in {:.0%} or more".format(*bands)
         in told
     )
+    ends = [values(found, ACTION, task, "band_end").mean() for task in TASKS]
+    assert f"has {100 * min(ends):.0f} to {max(ends):.0%} (means by task)" in told
     minutes = [each / 60 for setting in (HELD, *SEARCHED) for each in runs(setting, "cpu")]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
 

@@ -17,6 +17,9 @@ from klrl.control.env.simulators import Native, functions, native
 from klrl.control.policy.networks import Agent
 from klrl.kl.charge import RAW_REWARD_KEY, weighted_reward
 
+#: Key of the charge in a step's reward that its own advantage must not contain [N, T, 1], if any.
+EXCESS = ("sampler", "excess")
+
 
 def gae(
     config: AdvantageConfig,
@@ -50,8 +53,11 @@ def gae(
         if config.reward_weight == 0 and not reward.any():  # else the critic's errors are learned
             advantage = torch.zeros_like(advantage)
         batch.set("state_value", value)
-        batch.set("advantage", advantage)
         batch.set("value_target", advantage + value)
+        if (excess := batch.get(EXCESS, None)) is not None:
+            scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
+            advantage = advantage + scale * excess
+        batch.set("advantage", advantage)
         return batch
 
     return estimate
