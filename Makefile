@@ -64,8 +64,9 @@ test-processors: $(TEST) ## the tests as two other processors round: 20 minutes
 test-slow: $(TEST) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
 
-test-slurm: $(TEST) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
-	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
+test-slurm: $(TEST) ## launcher=submitit and torchrun on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
+	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py \
+		tests/language/test_ranks.py::test_srun_starts_a_torchrun_for_each_task
 
 test-ray: $(TEST) ## launcher=ray on a cluster whose machines die, on loopback: 4 minutes; part of test-slow
 	$(BIN)/python -m pytest -m slow -rA --no-header tests/sweep/test_ray_cluster.py

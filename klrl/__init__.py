@@ -27,7 +27,7 @@ __all__ = [
     "run",
 ]
 
-__version__ = "0.4.0.dev0"
+__version__ = "0.4.0"
 
 _WHERE = {
     "Callback": "klrl.train.callbacks",

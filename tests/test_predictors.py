@@ -141,8 +141,8 @@ def test_the_page_tells_ranks_and_what_survives_holm_as_its_cells_do() -> None:
         if task == "hopper":
             base = np.repeat([line["return"] for line in lines], 8)
             share = np.corrcoef(base, analysis.points(lines).y.ravel())[0, 1] ** 2
-            told = f"The base's own return explains {share:.2f} on hopper"
-            assert told.replace(" 0", " ") in page
+            words = f"The base's own return explains {share:.2f} on hopper"
+            assert words.replace(" 0", " ") in page
     assert ordered == dict.fromkeys(ordered, 27)
     assert "positive in 27 of 30 bases" in page
     adjusted = dict(zip(p, holm(list(p.values())), strict=True))

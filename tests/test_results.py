@@ -140,7 +140,7 @@ def test_the_pages_verdict_is_that_of_the_cells() -> None:
     best = max(ahead, key=lambda each: mujoco.log_ratio(of[each], of[KLPEN])[0])
     assert best == TRPO
     assert takes_over(of[ACTION], of[HELD])
-    page = (FOLDER / "mujoco" / "README.md").read_text("utf-8")
+    page = " ".join((FOLDER / "mujoco" / "README.md").read_text("utf-8").split())
     assert "**Default: trpo takes klpen's place in the presets of these 5 tasks. " in page
     assert "shipped values change to those per action.**" in page
 

@@ -8,6 +8,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from klrl.losses.sampler import binary_tv, sampler_weight, trusted
+
 
 def _to_go(x):
     """Sums from each step on."""
@@ -65,6 +67,22 @@ def trust_region(log_probs, old_log_probs, advantages, mask, coef):
     ratio = (log_probs - old_log_probs).exp()
     kl = ratio - 1 - ratio.log()
     return ((coef * kl - ratio * advantages) * mask).sum(1).mean()
+
+
+def sampler_weighted(
+    log_probs, old_log_probs, advantages, mask, weight="truncate", cap=None, low=None, high=None
+):
+    """``loss.sampler_weight`` as an update starts; old_log_probs are the sampler's."""
+    now = log_probs.detach()
+    w = sampler_weight(weight, now, old_log_probs, mask, (cap, low, high))
+    return -(w * (log_probs - now).exp() * advantages * mask).sum(1).mean()
+
+
+def dppo(log_probs, old_log_probs, advantages, mask, delta=0.1):
+    """``loss=dppo``: right while no token is further than delta from the sampler."""
+    log_p = log_probs.detach()
+    kept = trusted(log_p, old_log_probs, advantages, binary_tv(log_p, old_log_probs) > delta)
+    return _return(log_probs, old_log_probs, advantages, mask * kept).mean()
 
 
 class SplitModule(nn.Module):

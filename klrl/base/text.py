@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 import unicodedata
 from collections.abc import Collection, Iterable, Sequence
@@ -23,6 +24,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the most similar known name, for an error message; empty if none is similar."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def nearest_option(wrong: str, usage: str) -> str:
+    """Suggest the option of a command's usage for the unknown one that an error message names."""
+    known = re.findall(r"--[\w-]+", usage)
+    unknown = (name for name in re.findall(r"--[\w-]+", wrong) if name not in known)
+    return nearest(next(unknown, ""), known)
 
 
 def counted(number: int, what: str) -> str:

@@ -14,7 +14,6 @@ from klrl.base.screen import show_table
 from klrl.cli.wrapper import Parser
 from klrl.domains import Domain
 from klrl.report.listing import Entry, entries
-from klrl.runs.metrics import metric_of
 
 
 def ls_command(argv: list[str]) -> int:
@@ -68,7 +67,7 @@ def _cells(entry: Entry, folder: Path, *, best: bool) -> list[str]:
         percent,
         _scored(entry.score, entry.error, entry.domain),
         *[_scored(entry.best, entry.best_error, entry.domain)] * best,
-        "" if entry.kl is None else metric_of("kl/ref/exact", entry.domain).show(entry.kl),
+        entry.kl_shown,
         _local(entry.started),
         entry.note or ", ".join(f"{count} {state}" for state, count in entry.jobs.items()),
     ]

@@ -22,7 +22,7 @@ from klrl.base.imports import collection_paused
 from klrl.base.interrupt import stop_signals
 from klrl.base.screen import show
 from klrl.base.streams import to_null
-from klrl.base.text import escaped, warn
+from klrl.base.text import escaped, nearest_option, warn
 from klrl.config.fields import Settings
 
 #: A function from a command's arguments to its exit code.
@@ -35,8 +35,9 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that raises ConfigError for wrong arguments."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise a ConfigError, where argparse would exit."""
-        raise ConfigError(f"{message}; see {self.prog} --help")
+        """Raise a ConfigError, where argparse would exit; suggest the nearest option."""
+        meant = nearest_option(message, self.format_usage())
+        raise ConfigError(f"{message}{meant}; see {self.prog} --help")
 
     def add_flag(self, name: str, help: str) -> None:
         """Add an option without a value."""

@@ -74,6 +74,31 @@ class JobConfig(Settings, ABC):
         """Number of gradient steps, one per minibatch, in the whole run."""
         return self.iterations * self.learner.epochs * self.learner.minibatches
 
+    @property
+    def sampled_elsewhere(self) -> bool:
+        """Whether a policy that is not the one before the update samples the rollouts."""
+        return self.collector.staleness > 0
+
+    @property
+    def anchor(self) -> str:
+        """``loss.anchor`` of the job: the policy in the ratio's denominator, old or sampler."""
+        if self.loss.name == "dppo":
+            return "sampler"
+        if not isinstance(self.loss, ClipConfig):
+            return "old"
+        stale = self.collector.staleness > 0 and self.loss.sampler_weight is None
+        return self.loss.anchor or ("sampler" if stale else "old")
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether the loss weights each position by pi_theta / mu, perhaps within limits."""
+        return self.loss.sampler_weight is not None or self.anchor == "sampler"
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether the job measures the sampler, mu, as a policy of its own."""
+        return self.sampled_elsewhere or self.corrects_sampler
+
 
 @dataclass
 class Config(JobConfig):
@@ -135,23 +160,7 @@ class LanguageConfig(JobConfig):
     @property
     def sampled_elsewhere(self) -> bool:
         """Whether responses are sampled by older weights, or in another precision."""
-        return self.collector.staleness > 0 or self.collector.dtype is not None
-
-    @property
-    def anchor(self) -> str:
-        """``loss.anchor`` of the job: the policy in the ratio's denominator, old or sampler."""
-        if self.loss.name == "dppo":
-            return "sampler"
-        if not isinstance(self.loss, ClipConfig):
-            return "old"
-        stale = self.collector.staleness > 0 and self.loss.sampler_weight is None
-        return self.loss.anchor or ("sampler" if stale else "old")
-
-    @property
-    def reads_sampler(self) -> bool:
-        """Whether the job measures the sampler, mu, as a policy of its own."""
-        weighted = self.loss.sampler_weight is not None
-        return self.sampled_elsewhere or weighted or self.anchor == "sampler"
+        return super().sampled_elsewhere or self.collector.dtype is not None
 
 
 #: The ``env`` settings of any job.

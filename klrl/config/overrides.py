@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from klrl.base.errors import ConfigError, raise_stop
+from klrl.base.text import nearest_option
 from klrl.config import ALL_CHOICES
 from klrl.config.checks import UnknownSettingError
 from klrl.config.choices import ALL_GROUPS, NAME, SET_BY_KLRL
@@ -42,7 +43,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}; see --help") from error
     if unknown:
-        raise ConfigError(f"{unknown[0]}: no such flag; settings are KEY=VALUE, see --help")
+        meant = nearest_option(unknown[0], parser.format_usage() + "--version")
+        remedy = meant or "; settings are KEY=VALUE"
+        raise ConfigError(f"{unknown[0]}: no such flag{remedy}, see --help")
     given: dict[str, str] = {}
     for each in map(Given, args.overrides):  # Hydra would use the last choice
         if each.key in ALL_GROUPS and given.setdefault(each.key, each) != each:

@@ -23,6 +23,7 @@ from klrl.base.tables import yaml_text
 from klrl.config.choices import CONTROL, choices_for
 from klrl.config.fields import OwnPart
 from klrl.config.given import Given
+from klrl.config.own.find import WRITTEN
 from klrl.config.schemas.control import ActorConfig
 
 _CODE = re.compile(r"(.+):([A-Za-z_][\w.]*)")
@@ -93,6 +94,8 @@ def spelled_out(given: Sequence[Given]) -> list[Given]:
         ConfigError: an ONNX file as ``actor.init``; it has no gradient.
     """
     words, folders = list(given), dict[str, str | None]()
+    for each in words:
+        WRITTEN.pop(each, None)
     for key, choice in (("actor.init", "actor"), ("reference.path", "reference")):
         value = _value(words, key)
         if choice == "actor" and value.endswith(".onnx"):
@@ -113,6 +116,7 @@ def spelled_out(given: Sequence[Given]) -> list[Given]:
             values["init"] = None  # an experiment may have a value
             values["distribution"] = chosen[-1] if chosen and chosen[-1] in _DISTRIBUTIONS else None
             words.append(Given("actor.init=null"))
+        WRITTEN[f"{choice}.target={part.target}"] = f"{key}={value}"
         words.append(Given(f"{choice}=custom"))
         words += [
             Given(f"{choice}.{name}={json.dumps(value)}")

@@ -14,8 +14,8 @@ from klrl.kl.estimators import ESTIMATORS, masked_mean, sequence_mean
 
 @torch.no_grad()
 def mean_kl(
-    exact: Tensor,
-    forward: Tensor,
+    exact: Tensor | None,
+    forward: Tensor | None,
     log_ratio: Tensor,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
@@ -26,7 +26,8 @@ def mean_kl(
     second value under its name + ``_seq``: the KL is summed over each row and averaged over rows.
 
     Args:
-        exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R].
+        exact: KL(pi_theta || pi_ref) in closed form at every step, [N, T] or [B, R]; None: not
+            measured.
         forward: KL(pi_ref || pi_theta) in closed form, the same shape.
         log_ratio: log pi_theta - log pi_ref of the sampled actions, the same shape.
         mask: bool, True at real steps; None: all are real.
@@ -39,7 +40,8 @@ def mean_kl(
     estimates = {name: each(log_ratio) for name, each in ESTIMATORS.items()}
     if weight is not None:
         estimates = {name: weight * value for name, value in estimates.items()}
-    per_step = {"kl/ref/exact": exact, "kl/ref/forward": forward}
+    closed = {"kl/ref/exact": exact, "kl/ref/forward": forward}
+    per_step = {name: value for name, value in closed.items() if value is not None}
     per_step |= {f"kl/ref/{name}": value for name, value in estimates.items()}
     if mask is None:
         means = {name: value.mean() for name, value in per_step.items()}
@@ -91,10 +93,12 @@ def not_finite(name: str, value: Tensor | float) -> str:
     return f"{name} is {float(value)}" + f": the {second} forbids what the {first} allows" * told
 
 
-def in_unit(measured: Mapping[str, Tensor], unit: str | None) -> float:
+def in_unit(measured: Mapping[str, Tensor], unit: str | None, *, exact: bool = True) -> float:
     """Return the mean of the charged divergence for a controller, in nats per ``unit``.
 
     For the unit sequence it is the sum over each row, averaged over rows; else the mean over steps.
+    ``exact``: whether every rollout has the exact KL; else the controller always reads k3.
     """
-    name = "div/ref/charged" if "div/ref/charged" in measured else "kl/ref/exact"
+    name = "kl/ref/exact" if exact else "kl/ref/k3"
+    name = "div/ref/charged" if "div/ref/charged" in measured else name
     return float(measured[f"{name}_seq" if unit == "sequence" else name])

@@ -21,7 +21,7 @@ from klrl.base.text import warn
 from klrl.domains import CONTROL, Domain, recorded_domain
 from klrl.runs.folder import UNREADABLE, RunFolder, read_settings, why_unreadable
 from klrl.runs.metrics import Row
-from klrl.runs.returns import final_return
+from klrl.runs.returns import final_return, shown_kl
 from klrl.runs.rows import each_row, parse_row
 from klrl.sweep.sweep_file import SWEEP_FILE, JobEntry, SweepFile
 
@@ -49,6 +49,7 @@ class Entry:
     best: float | None = None  # return of the best checkpoint in the closing evaluation
     best_error: float | None = None
     kl: float | None = None  # last row's eval/kl_ref, else kl/ref/exact, in nats
+    kl_shown: str = ""  # the same; else kl/ref/k3, so marked
     started: str | None = None  # start time in ISO 8601; None before the start
     note: str = ""  # errors and warnings, in one line
     jobs: dict[str, int] = field(default_factory=dict)  # only for a sweep: state -> number of jobs
@@ -158,6 +159,7 @@ def _run(folder: Path) -> Entry:
             best=row.get("eval/best_return"),
             best_error=row.get("eval/best_return_se"),
             kl=row.get("eval/kl_ref", row.get("kl/ref/exact")),
+            kl_shown=shown_kl(row, domain),
             started=manifest.get("started"),
             note="; ".join(filter(None, notes)),
         )

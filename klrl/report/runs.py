@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from klrl.base.errors import ConfigError
 from klrl.base.files import ROWS, expanded, read_plain
-from klrl.config import JobConfig
 from klrl.config.choices import CHOICES, NAME
 from klrl.config.identity import canonical
 from klrl.domains import Domain, recorded_domain
@@ -225,12 +224,3 @@ def mark_own_seeds(
             if mark and len(together[mark]) > 1:
                 each[key] = mark[1]
     return result
-
-
-def fewest_seeds(jobs: Sequence[JobConfig]) -> int:
-    """Return the smallest number of seeds of any setting of a report on ``jobs``; 0 for one."""
-    settings = [by_override_key(canonical(replace(job, seed=0))) for job in jobs]
-    seeds: defaultdict[str, set[int]] = defaultdict(set)
-    for each, job in zip(mark_own_seeds(settings, [job.seed for job in jobs]), jobs, strict=True):
-        seeds[json.dumps(each, sort_keys=True)].add(job.seed)
-    return min(map(len, seeds.values())) if len(seeds) > 1 else 0

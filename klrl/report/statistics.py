@@ -20,7 +20,6 @@ Array = NDArray[np.float64]
 #: With fewer seeds, the report shows points and their range, but no interval, test or P(A > B).
 ENOUGH = 5
 LEVEL = 0.95
-POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,6 @@ class Contrast:
     low: float
     high: float
     p: float  # two-sided, of the hypothesis that the true sum is 0
-    least: float  # a true sum of this size gives p < 5 % with probability POWER
 
 
 #: Independent samples, each of two or more values; and the weights of their means.
@@ -64,28 +62,13 @@ def welch(samples: Sequence[Array], weights: Sequence[float]) -> Contrast:
 
 def welch_all(sums: Sequence[Weighted]) -> list[Contrast]:
     """Apply :func:`welch` to many sums at once, vectorised."""
-    return _contrasts([_moments(*each) for each in sums])
-
-
-def least_seen(seeds: int) -> float:
-    """Return the difference of two means, each over ``seeds`` runs, that a test finds with POWER.
-
-    In standard deviations between seeds, at p < 5 %; runs are independent, with equal spreads.
-    """
-    return _contrasts([(0.0, math.sqrt(2 / seeds), 2.0 * seeds - 2)])[0].least
-
-
-def _contrasts(moments: Sequence[tuple[float, float, float]]) -> list[Contrast]:
-    """Make intervals and tests from (value, standard error, degrees of freedom)."""
-    if not moments:
+    if not sums:
         return []
-    value, error, df = np.array(moments).T
+    value, error, df = np.array([_moments(*each) for each in sums]).T
     reach = quantile(LEVEL, df) * error
     # Without spread, every nonzero difference has p = 0.
     t = np.divide(value, error, out=np.where(value == 0, 0.0, np.inf), where=error > 0)
-    # Approximate the noncentral t by a shifted t: P(T < t) = POWER if P(|T| < t) = 2 POWER - 1.
-    least = reach + quantile(2 * POWER - 1, df) * error
-    columns = np.stack([value, value - reach, value + reach, two_sided(t, df), least])
+    columns = np.stack([value, value - reach, value + reach, two_sided(t, df)])
     return [Contrast(*each) for each in columns.T.tolist()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -49,9 +50,10 @@ def recording_status(files: RunFolder, config: JobConfig, counters: Counters) ->
         else:
             files.guard.call("curves.png", _draw, files, config, status)
         if status != "finished":
-            stopped = (
-                f"{status} at {counters.frames:,} {axis}; run folder: {escaped(str(files.path))}"
-            )
+            then = f"run folder: {files.path}"
+            if status == "interrupted" and files.checkpointed:
+                then = f"continue with: klrl {shlex.quote(f'resume={files.path}')}"
+            stopped = f"{status} at {counters.frames:,} {axis}; {escaped(then)}"
             files.guard.call("progress", print, stopped)
         raise
     files.close("finished", **{axis: counters.frames}, error=None)
@@ -189,8 +191,9 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     seconds, sampling = (sum(row.get(name, 0.0) for row in rows) for name in times)
     lines = [f"finished {frames:,} {domain.axis} in {duration(seconds)}"]
     lines += [f"  {line}" for line in _evaluated(last, config)]
-    if "kl/ref/exact" in last:
-        names = ("kl/ref/exact", "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
+    if "kl/ref/k3" in last:
+        kl = "kl/ref/exact" if "kl/ref/exact" in last else "kl/ref/k3"
+        names = (kl, "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]
         # With kl.placement=loss, no reward is charged.
         row = {**last, "kl/ref/penalty": last.get("kl/ref/penalty") or charged(last)}

@@ -40,7 +40,16 @@ _NEAR, _FAR = 1e-4, 1.0
 
 def charged(row: Row) -> float:
     """Compute kl.coef * KL of a rollout, charged to reward or loss; reward per frame or token."""
-    return row.get("kl/ref/coef", 0.0) * row.get("div/ref/charged", row.get("kl/ref/exact", 0.0))
+    kl = row.get("kl/ref/exact", row.get("kl/ref/k3", 0.0))
+    return row.get("kl/ref/coef", 0.0) * row.get("div/ref/charged", kl)
+
+
+def shown_kl(row: Row, domain: Domain) -> str:
+    """Format KL(policy||reference): the evaluation's, else the exact one, else k3, so marked."""
+    for name, mark in (("eval/kl_ref", ""), ("kl/ref/exact", ""), ("kl/ref/k3", " by k3")):
+        if name in row:
+            return METRICS[name].of(domain).show(row[name]) + mark
+    return ""
 
 
 def advice(rows: Sequence[Row], config: JobConfig, domain: Domain) -> list[str]:
@@ -89,7 +98,7 @@ def kl_lines(row: Row, domain: Domain) -> list[str]:
         return []
     both, forward = (with_error(row, f"eval/kl_ref{way}", domain, 3) for way in ("", "_forward"))
     kls = f"KL(policy||reference) {both}, KL(reference||policy) {forward}"
-    return [f"{kls} nats per {domain.unit} in the states of the {domain.evaluation}"]
+    return [f"{kls} nats per {domain.unit} in the {domain.evaluation}"]
 
 
 def with_error(row: Row, name: str, domain: Domain, digits: int | None = None) -> str:

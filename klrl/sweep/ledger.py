@@ -13,7 +13,7 @@ from klrl.domains import Domain, domain_of
 from klrl.runs.folder import run_id
 from klrl.runs.metrics import METRICS, metric_of
 from klrl.runs.progress import duration
-from klrl.runs.returns import final_return, last_recorded
+from klrl.runs.returns import final_return, last_recorded, shown_kl
 from klrl.runs.rows import rows_so_far
 from klrl.sweep.jobs import Job, Outcome
 from klrl.sweep.sweep_file import JobEntry, SweepFile
@@ -78,7 +78,7 @@ class Ledger:
         # The column is named ``frames/samples`` if the sweep has jobs of both domains.
         axis = "/".join(dict.fromkeys(domain.axis for domain in domains))
         score = "/".join(dict.fromkeys(domain.score for domain in domains))
-        heads = ("job", "state", axis, "time", score, METRICS[_KL].short, "")
+        heads = ("job", "state", axis, "time", score, METRICS["kl/ref/exact"].short, "")
         # Read the rows of one job at a time: a sweep may have a thousand jobs.
         rows = sorted(map(self._line, self.jobs.values()), key=lambda row: row[1] != "finished")
         show_table([heads, *rows], right=(2, 3, 4, 5), indent=2)
@@ -91,7 +91,7 @@ class Ledger:
             domain = domain_of(job.config)
             frames = _shown(rows[-1].get(domain.axis), domain.axis, domain)
             score = _shown(final_return(last_recorded(rows)), "eval/return", domain)
-            kl = _shown(rows[-1].get("eval/kl_ref", rows[-1].get(_KL)), _KL, domain)
+            kl = shown_kl(rows[-1], domain)
             # The row of an evaluation before the first iteration has no ``time/iteration``.
             timed = sum(row.get("time/iteration", 0.0) for row in rows)
             seconds = timed if seconds is None else seconds
@@ -105,10 +105,6 @@ class Ledger:
         parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
         jobs = counted(len(states), "job")
         print(f"{head}{jobs}: {', '.join(parts)}; sweep folder: {self._folder}", flush=True)
-
-
-#: The metric in the table's column of KLs, before the closing evaluation measures ``eval/kl_ref``.
-_KL = "kl/ref/exact"
 
 
 def _shown(value: float | None, name: str, domain: Domain) -> str:

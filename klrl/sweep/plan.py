@@ -7,7 +7,7 @@ from pathlib import Path
 
 from klrl.base.errors import ConfigError
 from klrl.base.text import text_table
-from klrl.config import JobConfig, LauncherConfig, OptunaConfig
+from klrl.config import LauncherConfig, OptunaConfig
 from klrl.config.overrides import expand, separate, swept_keys
 from klrl.runs.folder import RunFolder, planned_frames
 from klrl.runs.machine import cuda_devices
@@ -15,10 +15,8 @@ from klrl.sweep.jobs import by_status, counted, make_jobs
 from klrl.sweep.run import check_jobs, named, sweep_settings
 
 
-def print_plan(args: argparse.Namespace) -> list[JobConfig]:
+def print_plan(args: argparse.Namespace) -> None:
     """Check all jobs; print each job's state, and how many jobs would run at a time.
-
-    Returns the jobs' settings; [] for a search.
 
     Raises:
         ConfigError: a job is refused.
@@ -32,7 +30,7 @@ def print_plan(args: argparse.Namespace) -> list[JobConfig]:
 
         space = checked_space(sweep.job, search, args)
         print(f"{search.trials} trials, with {len(space.seeds)} seeds each; {_at_once(launcher)}")
-        return []
+        return
     checked = check_jobs(expand(sweep.job) if args.multirun else [sweep.job], args)
     folder = Path("outputs") / sweep.name if sweep.name else Path(sweep.folder or "outputs/.new")
     status = by_status(make_jobs(folder, named(swept_keys(sweep.job), checked)))
@@ -43,7 +41,6 @@ def print_plan(args: argparse.Namespace) -> list[JobConfig]:
             rows.append((job.name, state, planned_frames(run.manifest) if run.exists else ""))
     print(text_table(rows, indent=2))
     print(f"{counted(status)}; {_at_once(launcher)}")
-    return [each.config for each in checked]
 
 
 def _at_once(launcher: LauncherConfig) -> str:

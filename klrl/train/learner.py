@@ -40,6 +40,7 @@ class Steps(ABC, Generic[Frames, Minibatch]):
 
     loss: PolicyLoss
     optimizer: Any  # with state_dict and load_state_dict
+    sampled_old = False  # whether :meth:`kl_old` estimates the KL by k3
     mode: str  # how steps are compiled, as learner.compile; may change at the first minibatch
     #: Called at the first minibatch: ``say`` with each line for the user; ``mode_changed`` with the
     #: new ``mode``, if it changed.
@@ -169,6 +170,8 @@ class Learner:
             learned["kl/old/beta"] = beta
         if isinstance(self.config.loss, KLPENConfig) or searched:
             learned["learner/alpha"] = alpha
+        if self.steps.sampled_old:
+            learned["kl/old/k3"] = learned.pop("kl/old/exact")
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _search(

@@ -102,8 +102,6 @@ def _contradictions(row: Row, config: JobConfig) -> Iterator[tuple[str, str]]:
     # In the environment the KL is charged before the log-probs of the sampled tokens are rescored.
     early = isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step"
     rounding = _NATS + (row.get("policy/gap", 0.0) if early else 0.0)
-    if _of_others(row) and kl not in (*_CLOSED, "div/ref/charged"):
-        return  # kl.coef is applied to the samples, the metric is of the policy
     if kl in row and _differ(row["kl/ref/penalty"], coef * row[kl], coef * rounding):
         yield "kl/ref/penalty", f"kl/ref/coef * {kl} is {coef * row[kl]:.6g}"
 

@@ -126,14 +126,15 @@ def test_a_stopped_run_leaves_the_terminal_clean(signum: int) -> None:
         assert before.rfind(b"\x1b[?25h") > before.rfind(b"\x1b[?25l") >= 0
         run.send_signal(signum)
         # Both ends stay open: once the last one is closed, Linux may drop what was not read yet.
-        after = read(ours, b"run folder: run\r\n", 30.0)
+        after = read(ours, b"klrl resume=run\r\n", 30.0)
         assert run.wait(20) == 128 + signum
     finally:
         run.kill()
         run.wait()
     assert b"\x1b[?25l" not in after
     assert re.search(
-        r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; run folder: run\r\n$", plain(after.decode())
+        r"\r\n\x1b\[\?25hinterrupted at [\d,]+ frames; continue with: klrl resume=run\r\n$",
+        plain(after.decode()),
     )
     os.close(theirs)
     os.close(ours)

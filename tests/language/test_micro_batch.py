@@ -1,11 +1,13 @@
 """``learner.micro_batch``: the gradient of a minibatch, added up over its parts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from tensordict import TensorDict
 
+from klrl.language.run.scoring import ScoringLayout
 from klrl.runs.resume import stored_config
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
@@ -15,10 +17,16 @@ COMMON = ("device=cpu", "actor.dtype=float64", "learner.minibatches=1", "kl.coef
 COEFFICIENTS = Coefficients(lr=0.0, beta=0.7, kl_ref=0.3)
 
 
-def gradients(training: Training, batch, size: int | None) -> tuple[list, torch.Tensor]:
-    """What a step gives the optimiser, and what it measured, at ``learner.micro_batch=size``."""
+def gradients(
+    training: Training, batch, size: int | None, tokens: int | None = None
+) -> tuple[list, torch.Tensor]:
+    """What a step gives the optimiser, and what it measured, at ``learner.micro_batch=size``.
+
+    ``tokens``: at ``learner.tokens_per_batch``.
+    """
     steps, given = training.parts.learner.steps, []
     training.config.learner.micro_batch = size
+    steps.layout = replace(steps.layout, shared=steps.layout.shared and not tokens, tokens=tokens)
 
     def step(lr: float) -> torch.Tensor:
         given.extend(p.grad.clone() for p in steps.policy.parameters)
@@ -128,6 +136,40 @@ def test_the_gradient_is_the_minibatchs(job, words: list[str]) -> None:
         parts, told = gradients(training, frames, size)
         torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(told, measured, rtol=1e-6, atol=1e-7)
+    packed, told = gradients(training, frames, None, 10**6)  # all in one forward
+    torch.testing.assert_close(packed, whole, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(told, measured, rtol=1e-6, atol=1e-7)
+    largest = max(float(g.abs().max()) for g in whole)
+    for tokens in (1, 30, 61):  # one row, a few
+        parts, told = gradients(training, frames, None, tokens)
+        torch.testing.assert_close(parts, packed, rtol=1e-10, atol=1e-12 * largest)
+        torch.testing.assert_close(told, measured, rtol=1e-6, atol=1e-7)
+
+
+def test_the_tokens_of_a_micro_batch_are_counted_with_their_padding(job) -> None:
+    training, frames = moved(job(*COMMON, "learner.tokens_per_batch=40"))
+    steps, fed = training.parts.learner.steps, []
+    assert not steps.layout.shared
+    states = ScoringLayout.states
+
+    def counted(layout, model, batch):
+        mask = batch["masks", "all_attention_mask"]
+        fed.append((len(batch), int(mask.sum(1).max()), batch["tokens", "response"].shape[1]))
+        return states(layout, model, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScoringLayout, "states", counted)
+        (minibatch,) = steps.minibatches(frames)
+        steps.step(minibatch, COEFFICIENTS)
+        steps.kl_old(frames)
+    assert sum(rows for rows, _, _ in fed) == 2 * len(frames)
+    assert all(rows * longest <= 40 or rows == 1 for rows, longest, _ in fed)
+    longest = frames["masks", "all_assistant_mask"].sum(1)
+    widths = [width for _, _, width in fed[: len(fed) // 2]]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[-1] < int(longest.max())  # no state of padding is computed
+    smallest = [longest.tolist().count(int(n)) for n in longest.unique()]
+    assert len(fed) < 2 * sum(smallest)
 
 
 @pytest.mark.integration

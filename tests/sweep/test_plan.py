@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from klrl.config import JoblibConfig, LauncherConfig, RayLauncherConfig
-from klrl.report.statistics import least_seen
 from tests.conftest import QUICK
 from tests.runs.commands import exits
 from tests.sweep.commands import SLURM
@@ -36,25 +35,11 @@ def test_it_names_every_job_and_writes_nothing(capsys) -> None:
         "  kl.coef=1,seed=0  to start\n"
         "  kl.coef=1,seed=1  to start\n"
         "4 jobs, 4 to start; launcher=joblib, 3 at a time\n"
-        "2 seeds per setting: a t-test finds a difference of 5.4 standard deviations between seeds "
-        "with power 0.8\n"
     )
     assert planned(capsys, *QUICK).endswith("1 job, 1 to start; launcher=local, 1 at a time\n")
     here = ("launcher=submitit", "launcher.cluster=local")
     assert "launcher=submitit, all at a time\n" in planned(capsys, "-m", *QUICK, "seed=0,1", *here)
     assert not Path("outputs").exists()
-
-
-def test_the_setting_with_the_fewest_seeds_says_what_is_found(capsys) -> None:
-    """Of settings that a report compares; the figures are R's, ``pwr.t.test(n, power=.8)``."""
-    settings = ("-m", *QUICK, "kl.coef=0,1", "frames=64,128")
-    assert "finds a difference of 2.0 standard" in planned(capsys, *settings, "seed=range(5)")
-    assert "one seed per setting: a report cannot tell" in planned(capsys, *settings)
-    assert "one seed per" in planned(capsys, *settings, "seed=0,0")
-    assert "3 seeds per" in planned(capsys, *settings, "++seed=0,1,2")
-    assert "per setting" not in planned(capsys, "-m", *QUICK, "seed=0,1")
-    least = [least_seen(seeds) for seeds in (5, 10, 20)]
-    assert least == pytest.approx([2.0244, 1.3249, 0.9091], rel=3e-3)
 
 
 def test_a_search_is_told_by_its_trials(capsys) -> None:
@@ -69,13 +54,6 @@ def test_a_search_is_told_by_its_trials(capsys) -> None:
     )
     told = "20 trials, with 3 seeds each; launcher=local, 1 at a time\n"
     assert planned(capsys, *words) == told
-
-
-@pytest.mark.integration
-def test_seeds_that_start_each_from_its_own_run_are_of_one_setting(capsys) -> None:
-    assert exits("-m", "sweep=base", *QUICK, "seed=0,1,2") == 0
-    words = ("-m", *QUICK, "kl.coef=0,1", "seed=0,1,2")
-    assert "3 seeds per" in planned(capsys, *words, "actor.init=outputs/base/seed=${seed}")
 
 
 @pytest.mark.integration

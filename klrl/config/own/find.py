@@ -21,6 +21,8 @@ from klrl.config.fields import OwnPart
 from klrl.config.own.parts import BY_NAME, GIVEN
 
 Made = TypeVar("Made")
+#: A part's setting and value -> the shorthand that the user wrote, see klrl/config/shorthand.py.
+WRITTEN: dict[str, str] = {}
 
 
 class PartError(Exception):
@@ -81,9 +83,10 @@ def import_target(setting: str, part: OwnPart) -> Callable[..., Any]:
 
 
 def setting_text(setting: str, part: OwnPart) -> str:
-    """Return the setting with its value, which starts an error message."""
+    """Return the setting with its value, as the user wrote it, which starts an error message."""
     key = setting if setting in ("RUN", "other") else f"{setting}.target"
-    return f"{key}={part.target}"
+    text = f"{key}={part.target}"
+    return WRITTEN.get(text, text)
 
 
 def arguments(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from klrl.base.errors import ConfigError
 from klrl.config import (
-    ClipConfig,
     GroupConfig,
     InstructionsConfig,
-    KLPENConfig,
     LanguageConfig,
     LegacyKLConfig,
     RetrieveKLConfig,
@@ -202,8 +202,13 @@ def check_learner_dtype(c: LanguageConfig) -> None:
 
 
 def check_micro_batch(c: LanguageConfig) -> None:
-    """A micro-batch is no larger than a minibatch."""
+    """A micro-batch is no larger than a minibatch, and has one size."""
     size, prompts = c.learner.micro_batch, c.collector.prompts // c.learner.minibatches
+    if size is not None and c.learner.tokens_per_batch is not None:
+        raise ConfigError(
+            f"learner.micro_batch={size}: learner.tokens_per_batch={c.learner.tokens_per_batch} "
+            "sizes micro-batches too; drop one of the two"
+        )
     if size is not None and size > prompts:
         raise ConfigError(
             f"learner.micro_batch={size}: give at most {prompts}, one minibatch (collector.prompts="
@@ -211,33 +216,14 @@ def check_micro_batch(c: LanguageConfig) -> None:
         )
 
 
-def check_sampler(c: LanguageConfig) -> None:
-    """The sampler's mismatch is corrected once, by a loss that can correct it."""
-    loss, weight = c.loss, c.loss.sampler_weight
-    if weight is not None:
-        words = f"loss.sampler_weight={weight}:"
-        if c.anchor == "sampler":
-            ratio = "loss=dppo" if loss.name == "dppo" else "loss.anchor=sampler"
-            raise ConfigError(
-                f"{words} {ratio} divides by the sampler, so it would count twice; drop one"
-            )
-        if not isinstance(loss, ClipConfig | KLPENConfig):
-            raise ConfigError(f"{words} loss={loss.name} has no ratio to weight; drop it")
-        low, high = loss.sampler_low, loss.sampler_high
-        if low is not None and high is not None and low > high:
-            raise ConfigError(f"loss.sampler_low={low:g}: above loss.sampler_high={high:g}; swap")
-    if not c.sampled_elsewhere:
-        return
+def check_stale_states(c: LanguageConfig) -> None:
+    """No critic values a stale rollout's hidden states."""
     stale = c.collector.staleness
-    setting = f"collector.staleness={stale}" if stale else f"collector.dtype={c.collector.dtype}"
-    if c.collector.imitates:
-        raise ConfigError(f"{setting}: collector=answers samples nothing; drop it")
-    if stale and not isinstance(c.advantage, GroupConfig):
+    if stale and not isinstance(c.advantage, GroupConfig) and not c.collector.imitates:
         raise ConfigError(
-            f"{setting}: advantage=gae would value older states; choose advantage=group"
+            f"collector.staleness={stale}: advantage=gae would value older states; choose "
+            "advantage=group"
         )
-    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
-        raise ConfigError(f"{setting}: kl.apply=step samples when it charges; use kl.apply=rollout")
 
 
 def check_sampler_dtype(c: LanguageConfig) -> None:
@@ -247,4 +233,21 @@ def check_sampler_dtype(c: LanguageConfig) -> None:
         other = "learner.dtype=mixed" if mixed else f"actor.dtype={c.actor.dtype}"
         raise ConfigError(
             f"collector.dtype={c.collector.dtype}: is for a policy in float32, not {other}; drop it"
+        )
+
+
+def check_exact(c: LanguageConfig) -> None:
+    """``kl.exact`` measures what is charged, on klrl's own path."""
+    if c.kl.exact == "always":
+        return
+    if not re.fullmatch("charged|every:[1-9][0-9]*", c.kl.exact):
+        raise ConfigError(f"kl.exact={c.kl.exact}: choose always, charged or every:N, as every:10")
+    if c.kl.exact != "charged" and getattr(c.kl, "estimator", "") == "exact":
+        raise ConfigError(
+            f"kl.exact={c.kl.exact}: kl.estimator=exact charges the exact KL in every rollout; use "
+            "kl.exact=charged, or kl.placement=loss kl.estimator=k3"
+        )
+    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+        raise ConfigError(
+            f"kl.exact={c.kl.exact}: kl.apply=step keeps the hidden states; use kl.apply=rollout"
         )

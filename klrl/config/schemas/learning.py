@@ -41,7 +41,7 @@ class AdvantageConfig(ChoiceConfig):
     reward_weight: NonNegative = setting(1.0, added=True)
 
 
-@registered("advantage", "custom", control="control.run.advantage:custom")
+@registered("advantage", "custom", control="control.run.own_advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """A custom advantage: advantage.target=package.module:Name."""
 
@@ -75,7 +75,7 @@ class LossConfig(ChoiceConfig):
     reduction: Literal["mean", "sum", "token", "response", "sequence"] = "mean"
     #: language, true: truncated responses are left out of the loss (DAPO: overlong filtering)
     mask_truncated: bool = setting(False, added=True)
-    #: language, weight w = pi_old / sampler: truncate (min(w, cap)), mask (w within low .. high),
+    #: weight w = pi_old / sampler: truncate (min(w, cap)), mask (w within low .. high); language:
     #: mask_response (the response's product, up to cap), mask_geometric (its geometric mean in
     #: low .. high)
     sampler_weight: Literal["truncate", "mask", "mask_response", "mask_geometric"] | None = setting(
@@ -140,7 +140,7 @@ class ClipConfig(LossConfig):
     target_kl: Positive | None = None
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Unit | None = setting(None, added=True)
-    #: language, the ratio's denominator: old (the policy before the update) or sampler; null =
+    #: the ratio's denominator: old (the policy before the update) or sampler; null =
     #: sampler if collector.staleness >= 1 and loss.sampler_weight=null, else old
     anchor: Literal["old", "sampler"] | None = setting(None, added=True)
 
@@ -194,6 +194,9 @@ class LearnerConfig(ChoiceConfig):
     dtype: Literal["float32", "mixed"] | None = setting(None, added=True)
     #: language: most prompts, with all responses, in one forward pass; null = a whole minibatch
     micro_batch: Count | None = setting(None, added=True)
+    #: language: most tokens, with padding, in one forward pass: packed rows of similar lengths, at
+    #: least one; null = whole prompts
+    tokens_per_batch: Count | None = setting(None, added=True)
 
 
 @registered("optim", "adam", control="control.run.step:adam", language="language.run.update:adam")

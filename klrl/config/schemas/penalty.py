@@ -77,6 +77,10 @@ class PeriodicReferenceConfig(ReferenceConfig):
 class KLConfig(ChoiceConfig):
     """No reference, so no KL is measured or charged."""
 
+    #: language, KLs over the whole vocabulary: always, charged (where the penalty is one) or
+    #: every:N (rollouts); elsewhere estimates by k3, and pi_old's hidden states are not kept
+    exact: str = setting("always", added=True)
+
     @property
     def coef_from_reward(self) -> bool:
         """Whether the coefficient follows from the first reward (``kl.coef=null``)."""

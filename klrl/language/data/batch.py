@@ -108,3 +108,13 @@ def take_prompts(batch: TensorDictBase, prompts: Tensor, group_size: int) -> Ten
     """Return a copy of all rows of the prompts with these indices [n], [n x G]."""
     rows = prompts[:, None] * group_size + torch.arange(group_size, device=prompts.device)
     return batch[rows.reshape(-1)]
+
+
+def shortened(batch: TensorDictBase) -> TensorDictBase:
+    """Cut off the padding after the longest response of a batch [B], in place."""
+    mask, width = response_mask(batch), batch["tokens", "response"].shape[1]
+    cut, widths = width - int(mask.sum(1).max()), (width, width + prompt_length(batch))
+    for key, value in batch.items(include_nested=True, leaves_only=True) if cut else ():
+        if value.ndim > 1 and value.shape[1] in widths and key != ("tokens", "prompt"):
+            batch[key] = value[:, : value.shape[1] - cut]
+    return batch

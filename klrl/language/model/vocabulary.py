@@ -8,10 +8,10 @@ is dropped before the head is applied. With a vocabulary of 152,000 tokens, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ CHUNK_ELEMENTS = 2**26
 #: piece then allocates a gradient of the head's size; else pieces of 27 MB, which are fastest.
 _PART_RECOMPUTED, _PART_WITHOUT_GRADIENT = 4, 10
 LARGE_VOCABULARY = 2**18
+#: States [B, R, D]; or, without gradient, pieces [n, R, D] of adjacent rows, to store them nowhere.
+States: TypeAlias = Tensor | Iterable[Tensor]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class NextTokens:
     They are softmax(head(states) / temperature), with states [B, R, D].
     """
 
-    states: Tensor
+    states: States
     head: Head
     temperature: float = 1.0
 
@@ -145,28 +147,41 @@ def chosen_of(values: Tensor, tokens: Tensor) -> Tensor:
 
 
 def over_tokens(
-    function: Callable[..., Tensor], inputs: list[Tensor], mask: Tensor, chunk: int
+    function: Callable[..., Tensor], inputs: Sequence[States], mask: Tensor, chunk: int
 ) -> Tensor:
     """Apply ``function``, [n, ...] -> [k, n], to the real tokens; return [k, B, R], 0 at padding.
 
     With more than ``chunk`` tokens, the backward pass calls ``function`` again, piece by piece.
     """
     real = mask.flatten().nonzero().squeeze(-1)
-    flat = [value.flatten(0, 1).index_select(0, real) for value in inputs]
-    if not torch.is_grad_enabled():
-        pieces = _split(flat, chunk // _PART_WITHOUT_GRADIENT)
+    learning = torch.is_grad_enabled()
+    recomputed = learning and real.numel() > chunk
+    part = _PART_RECOMPUTED if recomputed else 1 if learning else _PART_WITHOUT_GRADIENT
+    size = max(1, chunk // part)
+    pieces = zip(*(_split(value, mask, real, size) for value in inputs), strict=True)
+    if not learning:
         with weights_cast_once(mask.device):
             values = torch.cat([function(*piece) for piece in pieces], 1)
-    elif real.numel() <= chunk:
-        values = function(*flat)
+    elif not recomputed:
+        values = function(*next(pieces))
     else:
         # Each piece casts the head's weight again: a shared cast would sum gradients in bfloat16.
-        pieces = _split(flat, chunk // _PART_RECOMPUTED)
         again = partial(checkpoint, function, use_reentrant=False, preserve_rng_state=False)
         values = torch.cat([again(*piece) for piece in pieces], 1)
     spread = values.new_zeros(values.shape[0], mask.numel()).index_copy(1, real, values)
     return spread.unflatten(1, mask.shape)
 
 
-def _split(values: list[Tensor], rows: int) -> Iterator[tuple[Tensor, ...]]:
-    return zip(*(value.split(max(1, rows)) for value in values), strict=True)
+def _split(value: States, mask: Tensor, real: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield the entries at real tokens, [n, ...], ``size`` at a time."""
+    if isinstance(value, Tensor):
+        flat = value.flatten(0, 1).index_select(0, real)
+        yield from flat.split(size) if len(flat) > size else [flat]
+        return
+    rows, rest = 0, list[Tensor]()
+    for piece in value:
+        rest.append(piece[mask[rows : rows + len(piece)]])
+        *whole, last = torch.cat(rest).split(size)
+        yield from whole
+        rows, rest = rows + len(piece), [last]
+    yield from rest

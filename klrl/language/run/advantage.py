@@ -15,7 +15,7 @@ from klrl.config.objectives import BASELINES as DECLARED
 from klrl.config.objectives import SHAPED
 from klrl.kl.charge import ReferenceKL, on_last, shaped, to_go, weighted_reward
 from klrl.language.data.batch import REWARD, SCORE, response_mask
-from klrl.language.run.kl import CHARGED
+from klrl.language.run.kl import CHARGED, EXCESS
 from klrl.language.run.load import Policy
 from klrl.language.run.rollout import STATES
 
@@ -178,6 +178,8 @@ def gae(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advan
         batch["advantage"], batch["value_target"] = token_gae(
             reward, value, mask, advantage.gamma, advantage.lmbda
         )
+        if kl is not None and (excess := batch.get(EXCESS, None)) is not None:
+            batch["advantage"] += kl.coef * excess.unsqueeze(-1)
         batch["state_value"] = value.unsqueeze(-1)
         if advantage.reward_weight == 0 and not reward.any():  # as in control's gae
             batch["advantage"] = torch.zeros_like(batch["advantage"])
@@ -199,6 +201,7 @@ def group(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Adv
         charged, coef = torch.zeros(mask.shape, device=score.device), 0.0
         if kl is not None:
             charged, coef = to_go(batch[CHARGED].squeeze(-1), mask, kl.placement), kl.coef
+            charged = charged - batch.get(EXCESS, 0.0)
         batch["advantage"] = group_advantage(
             score, group_size, baseline, charged, mask, coef, weight
         )

@@ -35,7 +35,7 @@ class AnswerRollout(PromptRollout):
 
     def draw(self, prompts: PromptBatch, first: int) -> TensorDict:
         """Return this process's prompts with their answers, as a batch."""
-        return answered(self.policy, prompts, self.config)
+        return answered(self.policy, prompts, self.config, keep=self.exact)
 
 
 def answer_ids(
@@ -78,8 +78,13 @@ def _answer_ids(prompt: Prompt, policy: Policy, config: LanguageConfig) -> list[
 
 
 @torch.no_grad()
-def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> TensorDict:
-    """Return prompts and answers as a batch [B], with the policy's log-probs and hidden states."""
+def answered(
+    policy: Policy, prompts: PromptBatch, config: LanguageConfig, *, keep: bool = False
+) -> TensorDict:
+    """Return prompts and answers as a batch [B], with the policy's log-probs.
+
+    ``keep``: also with the hidden states.
+    """
     device = model_device(policy.model)
     rows = [torch.tensor(ids) for ids in answer_ids(prompts.prompts, policy, config)]
     tokens = pad_sequence(rows, batch_first=True, padding_value=policy.special.pad).to(device)
@@ -87,7 +92,7 @@ def answered(policy: Policy, prompts: PromptBatch, config: LanguageConfig) -> Te
     truncated = torch.zeros_like(mask[:, 0])
     unscored = Responses(tokens, mask, torch.zeros(tokens.shape, device=device), truncated)
     batch = make_batch(prompts.ids.to(device), prompts.mask.to(device), unscored, 1)
-    rescore(batch, policy.model, LAYOUT, ROWS, config.collector.temperature)
+    rescore(batch, policy.model, LAYOUT, ROWS, config.collector.temperature, keep=keep)
     return batch
 
 

@@ -26,7 +26,7 @@ from klrl.language.run.answers import answer_ids, answered
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import BaseDigest, Policy, Weights, load_reference
 from klrl.language.run.preflight import PROMPTS, preflight_checks
-from klrl.language.run.rollout import extras_of, texts_of
+from klrl.language.run.rollout import exact_every, extras_of, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.update import LanguageSteps
@@ -157,6 +157,17 @@ def make_advantage(
         zero = "a row has one answer, so advantage=group gives 0; advantage=gae does not"
         notes.append(f"loss=custom: {zero}")
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
+
+
+def exact_notes(config: LanguageConfig) -> list[str]:
+    """Return a line about rows without exact KLs (``kl.exact``), if there are any."""
+    every, controller = exact_every(config), config.controller.name
+    if every == 1:
+        return []
+    rows = "other rows" if every else "rows"
+    told = f"kl.exact={config.kl.exact}: {rows} have kl/ref/k3 and kl/old/k3 instead of exact KLs"
+    moves = config.has_reference and controller not in ("fixed", "schedule")
+    return [told + f"; controller={controller} reads kl/ref/k3 in every row" * moves]
 
 
 def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:

@@ -20,7 +20,7 @@ from klrl.language.data.batch import (
     response_part,
 )
 from klrl.language.model.causal_lm import head, in_low_precision
-from klrl.language.model.vocabulary import NextTokens
+from klrl.language.model.vocabulary import NextTokens, States
 from klrl.language.run import build
 from klrl.language.run.answers import held_out
 from klrl.language.run.evaluate import Player, places
@@ -40,6 +40,8 @@ from klrl.language.run.rollout import (
     SAMPLER_STATES,
     STATES,
     PromptRollout,
+    exact_every,
+    learns_from_states,
     make_sampler,
     rescore,
     rounding,
@@ -47,8 +49,7 @@ from klrl.language.run.rollout import (
 from klrl.language.run.shares import own_rows, share
 from klrl.language.run.stale import (
     SAMPLER_KL,
-    RolloutQueue,
-    StaleRollout,
+    StaleResponses,
     kl_to,
     room,
     sampler_row,
@@ -85,7 +86,7 @@ class LanguageParts(Parts):
         super().__init__(config, device_of(config.device))
         rule, fresh = self.reference_rule, before is None
         described = (before or {}).get("reference")
-        self.config = config
+        self.config, self.exact_kl = config, exact_every(config) == 1
         self.task = build.make_task(config)
         self.policy = build.make_policy(config, self.task, _say)
         self.weights = build.make_weights(config, self.policy, rule, fresh=fresh)
@@ -97,12 +98,13 @@ class LanguageParts(Parts):
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
-        self.queue = RolloutQueue(self.policy.model, config.collector.dtype)
+        self.stale = StaleResponses(self.policy.model, config.collector)
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
+        self.preflight += build.exact_notes(config)
         self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.learner = build.make_learner(config, self.steps)
 
@@ -112,13 +114,15 @@ class LanguageParts(Parts):
         """Compute pi_ref's log-probs and the KL of a rollout; write every token's reward."""
         own, config, mask = own_rows(batch, [STATES]), self.config, response_mask(batch)
         sampled, measured = response_part(batch, LOG_PROBS), {}
+        exact = own.get(STATES, None) is not None  # else kl.exact has let them go
         scored = in_low_precision(self.policy.model) or config.sampled_elsewhere
         if config.reads_sampler:
-            own[SAMPLER_LOG_PROBS], own[SAMPLER_STATES] = own[LOG_PROBS], own[STATES]
+            own[SAMPLER_LOG_PROBS] = own[LOG_PROBS]
+            own.update({SAMPLER_STATES: own[STATES]} if exact else {})
         if scored:
-            at_a_time = prompts_at_a_time(config)
-            rescore(own, self.policy.model, self.layout, at_a_time, config.collector.temperature)
-        if config.reads_sampler:
+            how = prompts_at_a_time(config), config.collector.temperature
+            rescore(own, self.policy.model, self.layout, *how, keep=exact)
+        if config.reads_sampler and exact:
             self._compare_sampler(own)
         if self.reference is not None:
             self._annotate(own)
@@ -129,16 +133,17 @@ class LanguageParts(Parts):
             self._rounding = rounding(sampled, response_part(batch, LOG_PROBS), mask)
         if self.reference is not None:
             measured = measure(batch)
-        charge(batch, self.kl)
+        charge(batch, self.kl, corrected=config.corrects_sampler)
+        if config.kl.exact == "charged" and not learns_from_states(config):
+            own.pop(STATES, None)
         return measured
 
     def _compare_sampler(self, own: TensorDictBase) -> None:
         """Measure this process's responses by KL(mu||policy); mu is the policy that sampled."""
         temperature, now = self.config.collector.temperature, head(self.policy.model)
-        own_head = None if self.stale.current is None else self.stale.current.head
-        mu = NextTokens(own[SAMPLER_STATES], own_head or now, temperature)
+        mu = NextTokens(own[SAMPLER_STATES], self.stale.head or now, temperature)
         own[SAMPLER_KL] = kl_to(mu, NextTokens(own[STATES], now, temperature), own)
-        self.steps.sampler_head = own_head
+        self.steps.sampler_head = self.stale.head
         if not self.steps.exact_measure:
             del own[SAMPLER_STATES]
 
@@ -147,8 +152,12 @@ class LanguageParts(Parts):
         assert self.reference is not None
         assert self.kl is not None
         temperature, at_a_time = self.config.collector.temperature, prompts_at_a_time(self.config)
-        own[REF_STATES] = states = self.reference.states(own, self.reference_layout, at_a_time)
-        policy = NextTokens(own[STATES], head(self.policy.model), temperature)
+        states: States = self.reference.states(own, self.reference_layout, at_a_time)
+        if self.steps.loss.reference_estimator == "exact":
+            states = own[REF_STATES] = torch.cat([*states])
+        old, policy = own.get(STATES, None), None
+        if old is not None:
+            policy = NextTokens(old, head(self.policy.model), temperature)
         reference = self.reference.next_tokens(states, temperature)
         annotate(own, policy, reference, self.kl.divergence)
 
@@ -183,7 +192,7 @@ class LanguageParts(Parts):
 
     def rollout(
         self, iteration: int, say: Callable[[str], None] = print
-    ) -> PromptRollout | StaleRollout:
+    ) -> PromptRollout | StaleResponses:
         """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
@@ -194,8 +203,11 @@ class LanguageParts(Parts):
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         self.collector.phase = self.phase
-        self.stale = StaleRollout(self.collector, self.queue, self.config.collector.staleness)
-        return self.stale if self.config.sampled_elsewhere else self.collector
+        if not self.config.sampled_elsewhere:
+            return self.collector
+        self.stale.rollout, self.stale.updates = self.collector, iteration
+        self.collector.iteration += len(self.stale.waiting)
+        return self.stale
 
     @property
     def collecting(self) -> str:
@@ -221,7 +233,7 @@ class LanguageParts(Parts):
             "prompts": self.prompts,
         }
         if self.config.collector.staleness:
-            components["rollouts"] = self.queue
+            components["rollouts"] = self.stale
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components

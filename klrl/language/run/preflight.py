@@ -70,7 +70,8 @@ def preflight_checks(
         ids, mask = prompts.ids.to(device), prompts.mask.to(device)
         notes.append(sampler.self_check(ids, mask, group_size))
         batch = sample(policy, sampler, prompts, config, seed=0)
-        rows = (group_size, config.collector.max_new_tokens, shared_before)
+        longest, tokens = config.collector.max_new_tokens, config.learner.tokens_per_batch
+        rows = (group_size, longest, shared_before, tokens)
         layout = of_reference = self_check(policy.model, batch, *rows)
         if reference is not None and reference.own:
             of_reference = self_check(reference.module, batch, *rows)

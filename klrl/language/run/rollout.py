@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from klrl.base import ranks
 from klrl.base.seeds import derived_seed
-from klrl.config import LanguageConfig
+from klrl.config import AdvantageConfig, LanguageConfig
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     ATTENTION,
@@ -28,7 +28,7 @@ from klrl.language.data.prompts import Prompt, PromptBatch, PromptStream
 from klrl.language.data.rewards import Extras, response_texts
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import head, model_device, weights_cast_once
-from klrl.language.model.vocabulary import NextTokens, response_log_probs
+from klrl.language.model.vocabulary import NextTokens, States, response_log_probs
 from klrl.language.run.load import Policy
 from klrl.language.run.sampler import CacheSampler, Decoding
 from klrl.language.run.scoring import ScoringLayout
@@ -44,6 +44,25 @@ REF_STATES = ("ref", "states")
 GOLD = ("next", "gold")
 #: Label -> unweighted score [B, 1, 1] of each reward function, if there are several.
 PARTS = ("next", "reward_parts")
+
+
+#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
+EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
+
+
+def learns_from_states(config: LanguageConfig) -> bool:
+    """Return whether the critic or the loss reads hidden states from before the update."""
+    kl_old, measure = (getattr(config.loss, name, "") for name in ("kl_old", "measure"))
+    critic = isinstance(config.advantage, AdvantageConfig)
+    return critic or kl_old == "exact" or measure in EXACT_MEASURES
+
+
+def exact_every(config: LanguageConfig) -> int:
+    """Return the iterations from one with exact KLs to the next (``kl.exact``); 0 if none has."""
+    exact, charged = config.kl.exact, getattr(config.kl, "estimator", "") == "exact"
+    if exact == "always" or charged or learns_from_states(config):
+        return 1
+    return 0 if exact == "charged" else int(exact.removeprefix("every:"))
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
@@ -100,10 +119,17 @@ class PromptRollout:
         self.responses = texts_of(self.policy, batch)
         return batch
 
+    @property
+    def exact(self) -> bool:
+        """Whether the next rollout keeps its hidden states, for exact KLs (``kl.exact``)."""
+        every = exact_every(self.config)
+        return every > 0 and (self.iteration + 1) % every == 0
+
     def draw(self, prompts: PromptBatch, first: int) -> TensorDict:
         """Sample responses to this process's prompts; ``first`` is the number of the first one."""
         seed = derived_seed(self.config.seed, "sample", self.iteration)
-        return sample(self.policy, self.sampler, prompts, self.config, seed, first)
+        sampler = self.sampler if self.exact else self.sampler.without_states()
+        return sample(self.policy, sampler, prompts, self.config, seed, first)
 
     def recall(self, batch: TensorDictBase, served: int) -> None:
         """Set prompts and texts to those of a rollout before which ``served`` were served."""
@@ -197,17 +223,25 @@ def ids_of(batch: TensorDictBase) -> tuple[list[list[int]], list[list[int]]]:
 
 @torch.no_grad()
 def rescore(
-    batch: TensorDictBase, model: nn.Module, layout: ScoringLayout, prompts: int, temperature: float
+    batch: TensorDictBase,
+    model: nn.Module,
+    layout: ScoringLayout,
+    prompts: int,
+    temperature: float,
+    *,
+    keep: bool = True,
 ) -> Row:
     """Replace a rollout's states and log-probs from sampling by those computed in ``layout``.
 
-    The model has the weights that sampled the batch [B]; it computes ``prompts`` prompts per
-    forward. Return the :func:`rounding` of old and new log-probs.
+    The model computes ``prompts`` prompts of the batch [B] per forward. Without ``keep`` the batch
+    gets no states. Return the :func:`rounding` of old and new log-probs.
     """
     tokens, mask = batch["tokens", "response"], response_mask(batch)
     sampled = response_part(batch, LOG_PROBS)
-    batch[STATES] = layout.rollout_states(model, batch, prompts)
-    scored = response_log_probs(NextTokens(batch[STATES], head(model), temperature), tokens, mask)
+    states: States = layout.rollout_states(model, batch, prompts)
+    if keep:
+        states = batch[STATES] = torch.cat([*states])
+    scored = response_log_probs(NextTokens(states, head(model), temperature), tokens, mask)
     batch[LOG_PROBS] = pad_to_full(batch, scored)
     return rounding(sampled, scored, mask)
 

@@ -384,7 +384,7 @@ class CacheSampler:
         tokens = torch.full((size, longest), pad, device=device)
         mask = torch.zeros(size, longest, dtype=torch.bool, device=device)
         log_probs = torch.zeros(size, longest, device=device)
-        kept: list[Tensor] = []
+        kept = states.new_zeros(size, longest * self.keep_states, states.shape[-1])
         ended = torch.zeros(size, dtype=torch.bool, device=device)
         to_logits = head(self.model)
         for step in range(longest):
@@ -399,7 +399,7 @@ class CacheSampler:
             log_prob = log_p.gather(-1, chosen[:, None]).squeeze(-1)
             log_probs[rows, step] = log_prob.masked_fill(~alive, 0.0)
             if self.keep_states:
-                kept.append(states.new_zeros(size, states.shape[-1]).index_copy_(0, rows, states))
+                kept[rows, step] = states
             ended[rows] |= ends(step, rows, chosen) & alive
             unfinished = (~ended[rows]).cpu()  # the loop's only wait for the GPU
             if step == longest - 1 or not unfinished.any():
@@ -414,5 +414,5 @@ class CacheSampler:
             mask=mask[:, :used],
             log_probs=log_probs[:, :used],
             truncated=~ended,
-            states=torch.stack(kept, 1) if self.keep_states else None,
+            states=kept[:, :used].contiguous() if self.keep_states else None,
         )

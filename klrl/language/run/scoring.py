@@ -9,6 +9,8 @@ Shared rows omit the last token of each response, which predicts nothing. Packed
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -139,11 +141,29 @@ class ScoringLayout:
         group_size: G.
         shared: one row per prompt; else one packed row per response.
         reason: the preflight's line about this choice.
+        tokens: the number of tokens in one forward, padding included; None: whole prompts.
     """
 
     group_size: int
     shared: bool
     reason: str = ""
+    tokens: int | None = None
+
+    def parts(self, batch: TensorDictBase, prompts: int = 1) -> tuple[Tensor, ...]:
+        """Split the rows of a batch into those of one forward each, [n], in order.
+
+        They are those of ``prompts`` prompts, or have :attr:`tokens` tokens; or it is one row.
+        """
+        rows = torch.arange(len(batch), device=batch["tokens", "full"].device)
+        if self.tokens is None:
+            return rows.split(prompts * self.group_size)
+        sizes, longest = [0], 0
+        for length in batch[ATTENTION].sum(1).tolist():
+            longest = max(longest, length)
+            if sizes[-1] and longest * (sizes[-1] + 1) > self.tokens:
+                sizes, longest = [*sizes, 0], length
+            sizes[-1] += 1
+        return rows.split(sizes)
 
     def states(self, model: nn.Module, batch: TensorDictBase) -> Tensor:
         """Compute the hidden states [B, R, D] that predict response tokens, differentiable."""
@@ -159,14 +179,20 @@ class ScoringLayout:
 
     @torch.no_grad()
     def rollout_states(
-        self, model: nn.Module, batch: TensorDictBase, prompts_at_a_time: int
-    ) -> Tensor:
-        """Compute a rollout's states without gradient, a few prompts per forward."""
-        count = batch.batch_size[0] // self.group_size
-        device = batch["tokens", "full"].device
-        pieces = torch.arange(count, device=device).split(prompts_at_a_time)
-        states = [self.states(model, take_prompts(batch, p, self.group_size)) for p in pieces]
-        return torch.cat(states)
+        self,
+        model: nn.Module,
+        batch: TensorDictBase,
+        prompts_at_a_time: int,
+        during: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> Iterator[Tensor]:
+        """Yield the states [n, R, D] of each of :meth:`parts`, without gradient.
+
+        Each forward runs inside a context of its own, ``during()``.
+        """
+        for rows in self.parts(batch, prompts_at_a_time):
+            with during():
+                states = self.states(model, batch[rows])
+            yield states
 
 
 #: Attention with a mask over L tokens costs as much as L / ATTENTION times all else, forward and
@@ -199,11 +225,12 @@ def self_check(
     group_size: int,
     longest: int = 0,
     shared_before: bool | None = None,
+    tokens: int | None = None,
 ) -> ScoringLayout:
     """Choose the cheapest layout whose log-probs of a few responses equal the plain forward's.
 
     Costs are those of responses of ``longest`` tokens, see :func:`costs`. A resumed run gives
-    ``shared_before``, its layout, which is then tried first.
+    ``shared_before``, its layout, which is then tried first. Rows of ``tokens`` tokens are packed.
 
     Raises:
         ValueError: each layout fails or has wrong log-probs.
@@ -211,10 +238,10 @@ def self_check(
     chosen = torch.arange(min(4, len(batch) // group_size), device=batch.device)
     few = take_prompts(batch, chosen, group_size)
     rows = rows_to_compare(few, group_size)
-    tokens, mask = few["tokens", "response"], response_mask(few)
+    response, mask = few["tokens", "response"], response_mask(few)
 
     def scores(layout: ScoringLayout) -> Tensor:
-        return response_log_probs(layout.next_tokens(model, few, 1.0), tokens, mask)
+        return response_log_probs(layout.next_tokens(model, few, 1.0), response, mask)
 
     def off(shared: bool) -> float:
         plain, scored = plain_log_probs(model, few[rows]), scores(ScoringLayout(group_size, shared))
@@ -226,9 +253,11 @@ def self_check(
     prompt = int(few[ATTENTION][:, : prompt_length(few)].sum(1).max())
     shared_cost, packed_cost = costs(prompt, group_size, longest)
     share = shared_cost <= packed_cost if shared_before is None else shared_before
-    if refused is None and not share:
+    if tokens is not None:
+        share = False
+    elif refused is None and not share:
         notes.append(f"one row per prompt would cost {shared_cost / packed_cost:.1f} times as much")
-    order = (share, not share) if refused is None else (False,)
+    order = (share, not share) if refused is None and tokens is None else (False,)
     ways = {shared: NAMES[shared] for shared in order}
     shared, check = choose_way(model, "to score", ways, off, notes)
-    return ScoringLayout(group_size, shared, str(check))
+    return ScoringLayout(group_size, shared, str(check), tokens)

@@ -4,44 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import deepcopy
-from typing import TypeAlias
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from klrl.base import ranks
 from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
+    ATTENTION,
     LOG_PROBS,
     REF_LOG_PROBS,
     SAMPLER_LOG_PROBS,
     response_mask,
     response_part,
+    shortened,
     take_prompts,
 )
-from klrl.language.model.causal_lm import head, in_low_precision, model_dtype
+from klrl.language.model.causal_lm import Head, head, in_low_precision, model_dtype
 from klrl.language.model.vocabulary import (
     Against,
     NextTokens,
     exact_token_kl,
+    response_log_probs,
     token_entropy,
     token_measures,
 )
-from klrl.language.run.kl import Reference
+from klrl.language.run.kl import Reference, of_old
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import REF_STATES, SAMPLER_STATES, STATES
+from klrl.language.run.rollout import EXACT_MEASURES, REF_STATES, SAMPLER_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
-from klrl.language.run.shares import own_part, take
+from klrl.language.run.shares import own_part, own_rows, take
 from klrl.losses.policy import LossTerms, Scored, make_loss
 from klrl.losses.terms import normalized
 from klrl.train.learner import Coefficients, Steps
 
-_Part: TypeAlias = tuple[TensorDictBase, Tensor | None, Tensor | None]
-#: ``loss.measure`` -> the divergence of the policy and mu, with the names of :class:`Against`.
-_EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
 #: Minimum number of prompts per forward without gradient, unless micro-batches are set.
 PROMPTS_WITHOUT_GRADIENT = 32
 
@@ -79,7 +79,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         #: The head of mu, the policy that sampled the rollout; None: mu's head is pi_old's.
         self.sampler_head: nn.Module | None = None
         #: The divergence from mu that ``loss.measure`` reads over the vocabulary, if any.
-        self.exact_measure = _EXACT_MEASURES.get(getattr(config.loss, "measure", ""))
+        self.exact_measure = EXACT_MEASURES.get(getattr(config.loss, "measure", ""))
         self.loss.anchor = config.anchor
 
     @property
@@ -89,6 +89,9 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def lay_out(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the batch [B] unchanged; store the sampling policy's head, for KL(old||new)."""
+        self.sampled_old = own_rows(batch, ()).get(STATES, None) is None
+        if self.sampled_old:
+            return batch
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
         self._old_head = deepcopy(now).requires_grad_(False) if moves else now
@@ -112,46 +115,60 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def step(self, minibatch: TensorDictBase, coefficients: Coefficients) -> Tensor:
         """Take one gradient step; return its metrics."""
-        measured = []
-        for part, share, spread in self._parts(minibatch):
+        measured, width = [], response_mask(minibatch).shape[1]
+        parts = self._parts(minibatch)
+        for part, share, spread in self._shares(minibatch, parts):
             terms = self.loss_terms(part, coefficients, spread)
             total = terms.total if share is None else terms.total * share.to(terms.total)
             total.backward()
-            measured.append({name: value.detach() for name, value in terms.measured.items()})
+            cut = width - response_mask(part).shape[1]
+            measured.append({n: pad(x.detach(), (0, cut)) for n, x in terms.measured.items()})
         self.optimizer.sum_gradients()
         norm = self.optimizer.clipped_step(coefficients.lr)
         with torch.no_grad():
-            own = {name: torch.cat([each[name] for each in measured]) for name in measured[0]}
+            order = torch.cat(parts).argsort()
+            own = {n: torch.cat([each[n] for each in measured])[order] for n in measured[0]}
             whole = {name: ranks.concatenated(value) for name, value in own.items()}
             metrics = self.loss.measure(whole, self._learned(minibatch))
             if self.config.loss.mask_truncated:
                 # Average over all responses: the loss's mask is empty if all are truncated.
-                entropy = masked_mean(
-                    -response_part(minibatch, LOG_PROBS), response_mask(minibatch)
-                )
+                entropy = of_old(-response_part(minibatch, LOG_PROBS), minibatch)
+                entropy = masked_mean(entropy, response_mask(minibatch))
                 metrics[self.loss.measures.index("policy/entropy")] = entropy
             return torch.cat([metrics, norm.reshape(1)]).float()
 
-    def _parts(self, minibatch: TensorDictBase) -> Iterator[_Part]:
+    def _parts(self, minibatch: TensorDictBase) -> tuple[Tensor, ...]:
+        """Return the rows of each micro-batch, [n]: this process's rows of the minibatch."""
+        learner, group_size = self.config.learner, self.config.collector.group_size
+        own = torch.arange(len(minibatch), device=minibatch["advantage"].device)
+        own = own[own_part(len(minibatch))]
+        if self.layout.tokens is None:
+            return own.split((learner.micro_batch or len(minibatch)) * group_size)
+        # Responses of similar length need little padding.
+        order = own[minibatch[ATTENTION][own].sum(1).argsort(descending=True, stable=True)]
+        parts = self.layout.parts(minibatch[order])
+        return (own,) if len(parts) == 1 else tuple(order[rows] for rows in parts)
+
+    def _shares(
+        self, minibatch: TensorDictBase, parts: tuple[Tensor, ...]
+    ) -> Iterator[tuple[TensorDictBase, Tensor | None, Tensor | None]]:
         """Yield each micro-batch, its loss's weight, and the divisor that scaled its advantages.
 
         Weight and divisor are None for a single micro-batch; the divisor is also None without
-        ``normalize_advantage``. The micro-batches are those of this process.
+        ``normalize_advantage``.
         """
-        size, group_size = self.config.learner.micro_batch, self.config.collector.group_size
-        count = minibatch.batch_size[0] // group_size
-        own = torch.arange(count, device=minibatch["advantage"].device)[own_part(count)]
-        if len(own) == count and (size is None or size >= count):
+        if len(parts[0]) == len(minibatch):
             yield minibatch, None, None
             return
         minibatch, mask, spread = minibatch.copy(), self._learned(minibatch), None
         if self.config.loss.normalize_advantage:
             advantage, spread = normalized(minibatch["advantage"].squeeze(-1), mask)
             minibatch["advantage"] = advantage.unsqueeze(-1)
-        for prompts in own.split(size or count):
-            rows = torch.isin(torch.arange(count, device=mask.device), prompts)
-            share = self.loss.share(rows.repeat_interleave(group_size), mask)
-            yield take(minibatch, prompts, group_size), share, spread
+        for rows in parts:
+            chosen = torch.isin(torch.arange(len(mask), device=mask.device), rows)
+            part = take(minibatch, rows, 1)
+            part = part if self.layout.tokens is None else shortened(part)
+            yield part, self.loss.share(chosen, mask), spread
 
     def _learned(self, batch: TensorDictBase) -> Tensor:
         """Return the loss's mask [B, R]; with ``mask_truncated``, without truncated responses."""
@@ -169,10 +186,13 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     def score(self, batch: TensorDictBase) -> Scored:
         """Compute the loss's inputs at the batch's tokens [B, R]; one forward, differentiable."""
         mask, old_log_prob = self._learned(batch), response_part(batch, LOG_PROBS)
-        policy = self.layout.next_tokens(self.policy.model, batch, self._temperature)
+        states = self.layout.states(self.policy.model, batch)
+        now: Head = head(self.policy.model)
+        policy = NextTokens(states, now, self._temperature)
         log_prob, exact_ref, kl_old, far = self._measures(policy, batch, mask)
         # Without an entropy bonus, -log pi_old of the tokens estimates the entropy at no cost.
-        entropy = token_entropy(policy, mask) if self.loss.entropy_bonus else -old_log_prob
+        bonus = self.loss.entropy_bonus
+        entropy = token_entropy(policy, mask) if bonus else of_old(-old_log_prob, batch)
         charged = self.loss.reference_estimator is not None
         return Scored(
             log_prob=log_prob,
@@ -180,7 +200,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             advantage=batch["advantage"].squeeze(-1),
             kl_old=kl_old,
             entropy=entropy,
-            **self._critic(policy.states, batch, mask),
+            **self._critic(states, batch, mask),
             ref_log_prob=response_part(batch, REF_LOG_PROBS) if charged else None,
             exact_ref=exact_ref,
             sampler_log_prob=self._log_mu(batch),
@@ -217,9 +237,7 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
             # grad KL(old||new) = -E_old[grad log pi_theta].
             scored = log_prob.detach() if self.loss.kl_old == "measured" else log_prob
             old = response_part(batch, LOG_PROBS)
-            kl_old = estimate_kl(old, scored, "k3", mask)
-            if (log_mu := self._log_mu(batch)) is not None:  # mu's tokens: weight them
-                kl_old = (old - log_mu).exp() * kl_old
+            kl_old = of_old(estimate_kl(old, scored, "k3", mask), batch)
         return log_prob, found.pop().divergence[charged] if found else None, kl_old, far
 
     def _log_mu(self, batch: TensorDictBase) -> Tensor | None:
@@ -236,16 +254,25 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     @torch.no_grad()
     def kl_old(self, frames: TensorDictBase) -> float:
-        """Compute the exact KL(old||new), averaged over a rollout's tokens, in nats per token."""
+        """Compute KL(old||new), averaged over a rollout's tokens, in nats per token.
+
+        It is exact, or k3 if the rollout has no states of pi_old.
+        """
         total = frames["advantage"].new_zeros((), dtype=torch.float64)
-        size = self.config.collector.group_size
-        count = frames.batch_size[0] // size
-        prompts = torch.arange(count, device=total.device)[own_part(count)]
-        for few in prompts.split(prompts_at_a_time(self.config)):
-            part = take(frames, few, size)
-            new = self.layout.next_tokens(self.policy.model, part, self._temperature)
-            mask = response_mask(part)
-            total += exact_token_kl(self._old(part), new, mask).sum(dtype=torch.float64)
+        own = own_rows(frames, ())
+        for rows in self.layout.parts(own, prompts_at_a_time(self.config)):
+            part = own[rows]
+            new, mask = (
+                self.layout.next_tokens(self.policy.model, part, self._temperature),
+                response_mask(part),
+            )
+            if self.sampled_old:
+                log_prob = response_log_probs(new, part["tokens", "response"], mask)
+                kl = estimate_kl(response_part(part, LOG_PROBS), log_prob, "k3", mask)
+                kl = of_old(kl, part)
+            else:
+                kl = exact_token_kl(self._old(part), new, mask)
+            total += kl.sum(dtype=torch.float64)
         return float(ranks.summed(total) / response_mask(frames).sum())
 
     def positions_per_unit(self, frames: TensorDictBase) -> float:
