@@ -12,7 +12,6 @@ from klrl.config.fields import Settings
 from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
 from klrl.config.schemas.learning import (
-    EXACT_MEASURES,
     AdvantageConfig,
     ClipConfig,
     GroupConfig,
@@ -66,11 +65,6 @@ class JobConfig(Settings, ABC):
         return self.kl.name != "none"
 
     @property
-    def exact_every(self) -> int:
-        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
-        return 1
-
-    @property
     def iterations(self) -> int:
         """The smallest number of whole rollouts with at least ``frames`` frames."""
         return math.ceil(self.frames / self.frames_per_iteration)
@@ -79,6 +73,31 @@ class JobConfig(Settings, ABC):
     def gradient_steps(self) -> int:
         """Number of gradient steps, one per minibatch, in the whole run."""
         return self.iterations * self.learner.epochs * self.learner.minibatches
+
+    @property
+    def sampled_elsewhere(self) -> bool:
+        """Whether a policy that is not the one before the update samples the rollouts."""
+        return self.collector.staleness > 0
+
+    @property
+    def anchor(self) -> str:
+        """``loss.anchor`` of the job: the policy in the ratio's denominator, old or sampler."""
+        if self.loss.name == "dppo":
+            return "sampler"
+        if not isinstance(self.loss, ClipConfig):
+            return "old"
+        stale = self.collector.staleness > 0 and self.loss.sampler_weight is None
+        return self.loss.anchor or ("sampler" if stale else "old")
+
+    @property
+    def corrects_sampler(self) -> bool:
+        """Whether the loss weights each position by pi_theta / mu, perhaps within limits."""
+        return self.loss.sampler_weight is not None or self.anchor == "sampler"
+
+    @property
+    def reads_sampler(self) -> bool:
+        """Whether the job measures the sampler, mu, as a policy of its own."""
+        return self.sampled_elsewhere or self.corrects_sampler
 
 
 @dataclass
@@ -139,44 +158,9 @@ class LanguageConfig(JobConfig):
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
 
     @property
-    def learns_from_states(self) -> bool:
-        """Whether the critic or the loss reads hidden states of the policy before the update."""
-        kl_old, measure = (getattr(self.loss, name, "") for name in ("kl_old", "measure"))
-        critic = isinstance(self.advantage, AdvantageConfig)
-        return critic or kl_old == "exact" or measure in EXACT_MEASURES
-
-    @property
-    def exact_every(self) -> int:
-        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
-        exact, estimator = self.kl.exact, getattr(self.kl, "estimator", "")
-        if exact == "always" or estimator == "exact" or self.learns_from_states:
-            return 1
-        return 0 if exact == "charged" else int(exact.removeprefix("every:"))
-
-    @property
     def sampled_elsewhere(self) -> bool:
         """Whether responses are sampled by older weights, or in another precision."""
-        return self.collector.staleness > 0 or self.collector.dtype is not None
-
-    @property
-    def anchor(self) -> str:
-        """``loss.anchor`` of the job: the policy in the ratio's denominator, old or sampler."""
-        if self.loss.name == "dppo":
-            return "sampler"
-        if not isinstance(self.loss, ClipConfig):
-            return "old"
-        stale = self.collector.staleness > 0 and self.loss.sampler_weight is None
-        return self.loss.anchor or ("sampler" if stale else "old")
-
-    @property
-    def corrects_sampler(self) -> bool:
-        """Whether the loss weights each token by pi_theta / mu, perhaps within limits."""
-        return self.loss.sampler_weight is not None or self.anchor == "sampler"
-
-    @property
-    def reads_sampler(self) -> bool:
-        """Whether the job measures the sampler, mu, as a policy of its own."""
-        return self.sampled_elsewhere or self.corrects_sampler
+        return super().sampled_elsewhere or self.collector.dtype is not None
 
 
 #: The ``env`` settings of any job.

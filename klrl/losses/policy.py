@@ -319,8 +319,9 @@ class TRPOLoss(PolicyLoss):
         self.dtarg_per = config.dtarg_per
 
     def gain(self, scored: Scored, advantage: Tensor, beta: Tensor) -> Tensor:
-        """Compute the surrogate w A."""
-        return terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
+        """Compute the surrogate w A, times any ``loss.sampler_weight``."""
+        gain = terms.surrogate(scored.log_prob, scored.old_log_prob, advantage)
+        return self.weighted_gain(gain, scored)
 
 
 class ClipLoss(PolicyLoss):

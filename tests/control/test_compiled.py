@@ -36,6 +36,8 @@ CASES = {
         *("kl.placement=loss", "kl.estimator=exact", "kl.divergence=forward"),
         "actor=tanh_normal",
     ),
+    "sampler": ("loss=clip", "collector.staleness=1", "kl.placement=loss", "kl.estimator=k3"),
+    "masked": ("env=cartpole", "collector.staleness=1", "loss.sampler_weight=mask"),
     "separate": ("actor.share_trunk=true", "loss.separate_losses=true", "loss.beta_rule=forward"),
 }
 

@@ -65,6 +65,7 @@ def interrupted(words: Sequence[str], at: int = 4) -> None:
     "words",
     [
         ["env=cartpole", "kl=legacy", "controller=dual"],
+        ["collector.staleness=2", "loss.sampler_weight=mask", "env.normalize_reward=true"],
         DRIFTING,
         ["env.args={many:5000}", *COUNTED],
         ["env.args={many:7,board:true}", *COUNTED, "actor=cnn", "actor.arch=impala"],

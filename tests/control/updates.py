@@ -2,6 +2,7 @@
 
 import torch
 
+from klrl.control.run.kl import SAMPLER_LOG_PROB
 from klrl.control.run.step import Columns, StepParts, draw
 from klrl.train.loop import Training
 from tests.agents import moved_rollout
@@ -15,6 +16,8 @@ def made(settings, *words: str):
     config = settings("kl.coef=0.3", "optim.lr=0.003", "learner.epochs=1", *words)
     experiment = Training(config)
     batch = moved_rollout(experiment, by=0.1)
+    if experiment.config.reads_sampler:  # of a sampler that is not the policy
+        batch[SAMPLER_LOG_PROB] = batch["action_log_prob"] + 0.4 * torch.randn(batch.shape)
     experiment.parts.charge_kl(batch)
     experiment.parts.estimate_advantage(batch)
     return experiment, batch

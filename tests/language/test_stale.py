@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensordict import TensorDict
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
@@ -22,6 +23,8 @@ from klrl.language.run.parts import LanguageParts
 from klrl.language.run.rollout import sample
 from klrl.language.run.verify import table_of
 from klrl.runs.folder import RunFolder
+from klrl.runs.state import decode, encode
+from klrl.train import stale as rooms
 from klrl.train.loop import Training
 from tests.language.toys import of_tokens, truth
 from tests.runs.commands import samples_of
@@ -134,21 +137,21 @@ def test_a_restored_queue_has_the_same_rollouts(job, words) -> None:
     rollout = training.parts.rollout(0)
     for _ in range(3):
         iterate(training, rollout)
-    queue = training.parts.queue
-    copied = stale.RolloutQueue(training.parts.policy.model, training.config.collector.dtype)
-    copied.load_state_dict(queue.state_dict())
+    copied, tensors = (
+        stale.StaleResponses(training.parts.policy.model, training.config.collector),
+        {},
+    )
+    copied.load_state_dict(decode(encode(rollout.state_dict(), tensors), tensors))
     assert len(copied.waiting) == training.config.collector.staleness
-    states = torch.randn(3, 4, next(queue.waiting[0].head.parameters()).shape[-1])
-    for one, other in zip(queue.waiting, copied.waiting, strict=True):
-        assert (one.served, one.updates) == (other.served, other.updates)
-        assert (one.batch == other.batch).all()
-        with torch.no_grad():
-            assert torch.equal(one.head(states), other.head(states))
+    for one, other in zip(rollout.waiting, copied.waiting, strict=True):
+        assert (one["served"], one["updates"]) == (other["served"], other["updates"])
+        assert (TensorDict(one["batch"]) == TensorDict(other["batch"])).all()
+        assert (TensorDict(one["head"]) == TensorDict(other["head"])).all()
 
 
 def test_the_queue_takes_at_most_half_of_the_memory(job, monkeypatch) -> None:
     config = job("kl=none", "collector.staleness=3")
-    monkeypatch.setattr(stale, "_memory", lambda device: 10**4)
+    monkeypatch.setattr(rooms, "memory", lambda device: 10**4)
     with pytest.raises(ConfigError, match=r"^collector.staleness=3: .*, more than half of"):
         Training(config)
 

@@ -35,6 +35,7 @@ from klrl.runs.record import summary
 from klrl.runs.wandb_logger import wandb_run
 from klrl.train.loop import Rewards, Training
 from klrl.train.scores import Evaluation
+from klrl.train.stale import compare
 from tests.losses.test_policy import loss_of
 from tests.report.toys import rows_of, write_run
 from tests.runs.commands import exits
@@ -93,6 +94,7 @@ def control_row() -> dict[str, float]:
     measured = {name: torch.tensor(0.1) for name in names}
     row = row_of(CONTROL, batch, control_rewards(batch, KL, scale=1.0), measured)
     assert (row["reward/raw"], row["reward/shaped"], row["kl/ref/penalty"]) == (4.0, 2.0, 2.0)
+    row |= compare(*torch.zeros(3, 2, 1), 1) | {"loss/masked": 0.5}  # with collector.staleness
     return row | BY_THE_LOOP | Evaluation([1.0, 3.0], CONTROL, "deterministic", cut=1, kls=KLS).row
 
 

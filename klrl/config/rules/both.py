@@ -9,6 +9,7 @@ from klrl.config import (
     CHOICES,
     CONTROL,
     LANGUAGE,
+    ClipConfig,
     JobConfig,
     KLPENConfig,
     LegacyKLConfig,
@@ -16,6 +17,7 @@ from klrl.config import (
     RetrieveKLConfig,
     ScheduleControllerConfig,
     TargetControllerConfig,
+    TRPOConfig,
 )
 from klrl.config.placement import OWN, check_divergence, check_placement
 
@@ -179,6 +181,29 @@ def check_logger_also(c: JobConfig) -> None:
             f"logger.also=[{','.join(map(str, c.logger.also))}]: may add "
             f"{', '.join(fitting) or 'nothing'} to logger={c.logger.name}, each once"
         )
+
+
+def check_sampler(c: JobConfig) -> None:
+    """The sampler's mismatch is corrected once, by a loss that can correct it."""
+    loss, weight = c.loss, c.loss.sampler_weight
+    if weight is not None:
+        words = f"loss.sampler_weight={weight}:"
+        if c.anchor == "sampler":
+            ratio = "loss=dppo" if loss.name == "dppo" else "loss.anchor=sampler"
+            raise ConfigError(
+                f"{words} {ratio} divides by the sampler, so it would count twice; drop one"
+            )
+        if not isinstance(loss, ClipConfig | KLPENConfig | TRPOConfig):
+            raise ConfigError(f"{words} loss={loss.name} has no ratio to weight; drop it")
+        low, high = loss.sampler_low, loss.sampler_high
+        if low is not None and high is not None and low > high:
+            raise ConfigError(f"loss.sampler_low={low:g}: above loss.sampler_high={high:g}; swap")
+    stale, elsewhere = c.collector.staleness, c.sampled_elsewhere
+    setting = f"collector.staleness={stale}" if stale else "collector.dtype=bfloat16"
+    if elsewhere and c.collector.imitates:
+        raise ConfigError(f"{setting}: collector={c.collector.name} samples nothing; drop it")
+    if elsewhere and isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
+        raise ConfigError(f"{setting}: kl.apply=step samples when it charges; use kl.apply=rollout")
 
 
 def check_imitation(c: JobConfig) -> None:

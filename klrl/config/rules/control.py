@@ -61,6 +61,20 @@ def check_trpo(c: Config) -> None:
         )
 
 
+def check_stale(c: Config) -> None:
+    """klrl's loop samples stale rollouts; weights are of steps, and the kernel reads none."""
+    stale, weight = f"collector.staleness={c.collector.staleness}", c.loss.sampler_weight
+    if weight not in (None, "truncate", "mask"):
+        told = f"loss.sampler_weight={weight}: weighs responses"
+        raise ConfigError(f"{told}; choose truncate or mask, which weigh steps")
+    if c.sampled_elsewhere and c.collector.name == "torchrl":
+        raise ConfigError(f"{stale}: collector=torchrl keeps no rollouts; use collector=vector")
+    if c.reads_sampler and c.learner.compile == "kernel":
+        setting = stale if c.sampled_elsewhere else "loss.anchor or loss.sampler_weight"
+        told = f"does not read the sampler's log-probs of {setting}"
+        raise ConfigError(f"learner.compile=kernel: {told}; use learner.compile=aot or false")
+
+
 def check_share_trunk(c: Config) -> None:
     """Custom networks of policy and critic share no layers."""
     if isinstance(c.actor, CustomActorConfig) and c.actor.share_trunk:

@@ -6,10 +6,8 @@ import re
 
 from klrl.base.errors import ConfigError
 from klrl.config import (
-    ClipConfig,
     GroupConfig,
     InstructionsConfig,
-    KLPENConfig,
     LanguageConfig,
     LegacyKLConfig,
     RetrieveKLConfig,
@@ -218,33 +216,14 @@ def check_micro_batch(c: LanguageConfig) -> None:
         )
 
 
-def check_sampler(c: LanguageConfig) -> None:
-    """The sampler's mismatch is corrected once, by a loss that can correct it."""
-    loss, weight = c.loss, c.loss.sampler_weight
-    if weight is not None:
-        words = f"loss.sampler_weight={weight}:"
-        if c.anchor == "sampler":
-            ratio = "loss=dppo" if loss.name == "dppo" else "loss.anchor=sampler"
-            raise ConfigError(
-                f"{words} {ratio} divides by the sampler, so it would count twice; drop one"
-            )
-        if not isinstance(loss, ClipConfig | KLPENConfig):
-            raise ConfigError(f"{words} loss={loss.name} has no ratio to weight; drop it")
-        low, high = loss.sampler_low, loss.sampler_high
-        if low is not None and high is not None and low > high:
-            raise ConfigError(f"loss.sampler_low={low:g}: above loss.sampler_high={high:g}; swap")
-    if not c.sampled_elsewhere:
-        return
+def check_stale_states(c: LanguageConfig) -> None:
+    """No critic values a stale rollout's hidden states."""
     stale = c.collector.staleness
-    setting = f"collector.staleness={stale}" if stale else f"collector.dtype={c.collector.dtype}"
-    if c.collector.imitates:
-        raise ConfigError(f"{setting}: collector=answers samples nothing; drop it")
-    if stale and not isinstance(c.advantage, GroupConfig):
+    if stale and not isinstance(c.advantage, GroupConfig) and not c.collector.imitates:
         raise ConfigError(
-            f"{setting}: advantage=gae would value older states; choose advantage=group"
+            f"collector.staleness={stale}: advantage=gae would value older states; choose "
+            "advantage=group"
         )
-    if isinstance(c.kl, LegacyKLConfig) and c.kl.apply == "step":
-        raise ConfigError(f"{setting}: kl.apply=step samples when it charges; use kl.apply=rollout")
 
 
 def check_sampler_dtype(c: LanguageConfig) -> None:

@@ -12,6 +12,7 @@ from klrl.config.fields import (
     ChoiceConfig,
     Copies,
     Count,
+    Natural,
     Number,
     OwnPart,
     Part,
@@ -160,6 +161,8 @@ class CollectorConfig(ChoiceConfig):
     """klrl's own loop over the batched environment; its batches are in TorchRL's format."""
 
     steps: Count = 128  # steps of each copy per rollout
+    #: learn from the rollouts that the policy of this many updates ago sampled
+    staleness: Natural = setting(0, added=True)
 
     #: Whether the batches contain recorded actions of another policy.
     imitates: ClassVar[bool] = False

@@ -41,7 +41,7 @@ class AdvantageConfig(ChoiceConfig):
     reward_weight: NonNegative = setting(1.0, added=True)
 
 
-@registered("advantage", "custom", control="control.run.advantage:custom")
+@registered("advantage", "custom", control="control.run.own_advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """A custom advantage: advantage.target=package.module:Name."""
 
@@ -75,7 +75,7 @@ class LossConfig(ChoiceConfig):
     reduction: Literal["mean", "sum", "token", "response", "sequence"] = "mean"
     #: language, true: truncated responses are left out of the loss (DAPO: overlong filtering)
     mask_truncated: bool = setting(False, added=True)
-    #: language, weight w = pi_old / sampler: truncate (min(w, cap)), mask (w within low .. high),
+    #: weight w = pi_old / sampler: truncate (min(w, cap)), mask (w within low .. high); language:
     #: mask_response (the response's product, up to cap), mask_geometric (its geometric mean in
     #: low .. high)
     sampler_weight: Literal["truncate", "mask", "mask_response", "mask_geometric"] | None = setting(
@@ -140,13 +140,9 @@ class ClipConfig(LossConfig):
     target_kl: Positive | None = None
     #: step (control), token (mean) or sequence (sum over a response); null = step or token
     unit: Unit | None = setting(None, added=True)
-    #: language, the ratio's denominator: old (the policy before the update) or sampler; null =
+    #: the ratio's denominator: old (the policy before the update) or sampler; null =
     #: sampler if collector.staleness >= 1 and loss.sampler_weight=null, else old
     anchor: Literal["old", "sampler"] | None = setting(None, added=True)
-
-
-#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
-EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
 
 
 @registered("loss", "dppo", language="losses.policy:DPPOLoss")

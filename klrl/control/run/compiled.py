@@ -200,6 +200,7 @@ def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
         _sources(),
         type(problem.loss).__name__,
         {k: v for k, v in asdict(problem.loss.config).items() if k not in NOT_COMPILED},
+        problem.loss.anchor,
         problem.loss.reference_estimator,
         problem.loss.divergence.name,
         problem.loss.reference_estimator and problem.loss.reward_scale,

@@ -27,6 +27,8 @@ REF_LOG_PROB_KEY = "ref_log_prob"
 #: Key of the charged divergence [N, T], unless it is the reverse KL; and key of its standard error,
 #: if the divergence is estimated from draws.
 DIVERGENCE, ERROR = ("ref", "divergence"), ("ref", "divergence_error")
+#: Key of log mu of the sampled actions [N, T], if the job measures mu, the policy that sampled.
+SAMPLER_LOG_PROB = ("sampler", "log_prob")
 
 
 class LivePolicy(FrozenPolicy):
@@ -179,17 +181,19 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 
 
 @torch.no_grad()
-def measure(batch: TensorDictBase, agent: Agent) -> dict[str, Tensor]:
+def measure(batch: TensorDictBase, agent: Agent, weight: Tensor | None = None) -> dict[str, Tensor]:
     """Compute :func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
-    The batch contains the distribution parameters and log-probs of the policy that sampled it. If a
+    The batch contains the distribution parameters and log-probs of the policy that sampled it; of
+    the policy before the update if another one, mu, did: ``weight`` is then pi_old / mu. If a
     divergence other than the reverse KL is charged, :func:`klrl.kl.measure.mean_charged` is added.
     """
     family = agent.family
     policy = {key: batch.get(key) for key in family.param_keys}
     ref = {key: batch.get(("ref", key)) for key in family.param_keys}
     log_ratio = batch.get("action_log_prob") - batch.get(("ref", "log_prob"))
-    means = mean_kl(family.kl(policy, ref), family.kl(ref, policy), log_ratio)
+    closed = family.kl(policy, ref), family.kl(ref, policy)
+    means = mean_kl(*closed, log_ratio, weight=weight)
     charged = batch.get(DIVERGENCE, None)
     if charged is not None:
         means |= mean_charged(charged, error=batch.get(ERROR, None))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tensordict import TensorDictBase
@@ -22,6 +22,9 @@ from klrl.runs.metrics import Row
 from klrl.runs.state import Component
 from klrl.train.loop import Parts, Rewards, Rollout
 from klrl.train.scores import Evaluation, EvaluationPlan, Size, Starts
+
+if TYPE_CHECKING:
+    from klrl.control.run.stale import StaleFrames
 
 
 class ControlParts(Parts):
@@ -51,6 +54,12 @@ class ControlParts(Parts):
         ]
         advantage = build.advantage(config, self.agent)
         self.estimate_advantage, self._reward_normalizer, self._saved = advantage
+        self._stale: StaleFrames | None = None
+        if config.reads_sampler:
+            from klrl.control.run.stale import StaleFrames, room
+
+            self._stale = StaleFrames(config, self.agent)
+            self.preflight += room(config, self.agent, self.device)
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = before.get("compile") or config.learner.compile
         if before.get("compile") == "kernel" and self.device.type == "cpu":
@@ -67,7 +76,8 @@ class ControlParts(Parts):
             return {}
         annotate(batch, self.reference.module, self.agent, self.kl.divergence)
         charge(batch, self.kl)
-        return measure(batch, self.agent)
+        weight = None if self._stale is None else self._stale.charge(batch, self.kl)
+        return measure(batch, self.agent, weight)
 
     @property
     def actor(self) -> ProbabilisticTensorDictSequential:
@@ -92,7 +102,9 @@ class ControlParts(Parts):
             mean = _mean(batch["next", "reward"])
             return Rewards(mean, mean, 0.0)
         scale = None if self._reward_normalizer is None else self._reward_normalizer.scale
-        return rewards_of(batch, self.kl, scale)
+        rewards = rewards_of(batch, self.kl, scale)
+        rewards.own.update({} if self._stale is None else self._stale.row(batch))
+        return rewards
 
     def held_out(self) -> Row:
         """Return metrics of held-out demonstrations; none without demonstrations."""
@@ -126,7 +138,10 @@ class ControlParts(Parts):
         self._episodes.begin(iteration, rollout, reseed, say)
         if self._episodes.new and self._reward_normalizer is not None:
             self._reward_normalizer.begin_episodes()
-        return rollout
+        if self._stale is None:
+            return rollout
+        self._stale.rollout, self._stale.updates = rollout, iteration
+        return self._stale
 
     @property
     def collecting(self) -> str:
@@ -146,6 +161,8 @@ class ControlParts(Parts):
             "rollout": self._episodes if self.data is None else self.data,
             **self._saved,
         }
+        if self._stale is not None:
+            components["rollouts"] = self._stale
         if self.reference is not None:
             components["reference"] = self.reference.module
         return components

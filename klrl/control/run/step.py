@@ -163,6 +163,7 @@ def score(
         old_value=batch["state_value"],
         ref_log_prob=batch.get("ref_log_prob"),
         exact_ref=exact_ref,
+        sampler_log_prob=batch.get("sampler_log_prob"),
     )
 
 

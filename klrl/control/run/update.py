@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from klrl.config import Config, TRPOConfig, factory
 from klrl.control.policy.networks import Agent
 from klrl.control.run.compiled import Prepared, decide, prepare
+from klrl.control.run.kl import SAMPLER_LOG_PROB
 from klrl.control.run.step import Adam, Columns, StepParts, check_inputs, draw, score
 from klrl.kl.charge import ReferenceKL
 from klrl.losses.policy import make_loss
@@ -34,6 +35,7 @@ class ControlSteps(Steps[Frames, Tensor]):
     ) -> None:
         self.config, self.agent = config, agent
         self.loss = make_loss(config.loss, config.domain, kl, config.env.reward_scale)
+        self.loss.anchor = config.anchor
         self.parameters = agent.networks.in_order()
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
@@ -135,6 +137,8 @@ class ControlSteps(Steps[Frames, Tensor]):
         if self.loss.reference_estimator is not None:
             for key in ("log_prob", *family.param_keys):
                 flat[f"ref_{key}"] = batch.get(("ref", key)).flatten(0, 1)
+        if (log_mu := batch.get(SAMPLER_LOG_PROB, None)) is not None:
+            flat["sampler_log_prob"] = log_mu.flatten(0, 1)
         with torch.no_grad():
             observation = batch.get("observation").flatten(0, 1)
             flat["observation"] = self.agent.policy_net.normalizer(observation)

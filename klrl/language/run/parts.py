@@ -40,6 +40,8 @@ from klrl.language.run.rollout import (
     SAMPLER_STATES,
     STATES,
     PromptRollout,
+    exact_every,
+    learns_from_states,
     make_sampler,
     rescore,
     rounding,
@@ -47,8 +49,7 @@ from klrl.language.run.rollout import (
 from klrl.language.run.shares import own_rows, share
 from klrl.language.run.stale import (
     SAMPLER_KL,
-    RolloutQueue,
-    StaleRollout,
+    StaleResponses,
     kl_to,
     room,
     sampler_row,
@@ -85,7 +86,7 @@ class LanguageParts(Parts):
         super().__init__(config, device_of(config.device))
         rule, fresh = self.reference_rule, before is None
         described = (before or {}).get("reference")
-        self.config = config
+        self.config, self.exact_kl = config, exact_every(config) == 1
         self.task = build.make_task(config)
         self.policy = build.make_policy(config, self.task, _say)
         self.weights = build.make_weights(config, self.policy, rule, fresh=fresh)
@@ -97,7 +98,7 @@ class LanguageParts(Parts):
             self.starts = len(places(IN_RUN, n, n)), len(places(CLOSING, n, n))
         self.kl = build.make_kl(config, self.policy, self.reference)
         self.sampler = make_sampler(self.policy)
-        self.queue = RolloutQueue(self.policy.model, config.collector.dtype)
+        self.stale = StaleResponses(self.policy.model, config.collector)
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
@@ -133,17 +134,16 @@ class LanguageParts(Parts):
         if self.reference is not None:
             measured = measure(batch)
         charge(batch, self.kl, corrected=config.corrects_sampler)
-        if config.kl.exact == "charged" and not config.learns_from_states:
+        if config.kl.exact == "charged" and not learns_from_states(config):
             own.pop(STATES, None)
         return measured
 
     def _compare_sampler(self, own: TensorDictBase) -> None:
         """Measure this process's responses by KL(mu||policy); mu is the policy that sampled."""
         temperature, now = self.config.collector.temperature, head(self.policy.model)
-        own_head = None if self.stale.current is None else self.stale.current.head
-        mu = NextTokens(own[SAMPLER_STATES], own_head or now, temperature)
+        mu = NextTokens(own[SAMPLER_STATES], self.stale.head or now, temperature)
         own[SAMPLER_KL] = kl_to(mu, NextTokens(own[STATES], now, temperature), own)
-        self.steps.sampler_head = own_head
+        self.steps.sampler_head = self.stale.head
         if not self.steps.exact_measure:
             del own[SAMPLER_STATES]
 
@@ -192,7 +192,7 @@ class LanguageParts(Parts):
 
     def rollout(
         self, iteration: int, say: Callable[[str], None] = print
-    ) -> PromptRollout | StaleRollout:
+    ) -> PromptRollout | StaleResponses:
         """Make the collector; its first rollout is that of iteration ``iteration``."""
         make_rollout = factory("collector", self.config.collector, self.config.domain)
         if self.kl is not None and self.kl.online:
@@ -203,8 +203,11 @@ class LanguageParts(Parts):
             self.config, self.policy, self.sampler, self.task, self.prompts, iteration
         )
         self.collector.phase = self.phase
-        self.stale = StaleRollout(self.collector, self.queue, self.config.collector.staleness)
-        return self.stale if self.config.sampled_elsewhere else self.collector
+        if not self.config.sampled_elsewhere:
+            return self.collector
+        self.stale.rollout, self.stale.updates = self.collector, iteration
+        self.collector.iteration += len(self.stale.waiting)
+        return self.stale
 
     @property
     def collecting(self) -> str:
@@ -230,7 +233,7 @@ class LanguageParts(Parts):
             "prompts": self.prompts,
         }
         if self.config.collector.staleness:
-            components["rollouts"] = self.queue
+            components["rollouts"] = self.stale
         if self.reference is not None and self.reference.checkpointed:
             components["reference"] = Weights(self.reference.module, whole=True)
         return components

@@ -5,21 +5,16 @@ A rollout keeps mu's log-probs, its hidden states and its head, so KL(mu||policy
 
 from __future__ import annotations
 
-import os
-from collections import deque
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor, nn
 
-from klrl.base.errors import ConfigError
-from klrl.config import LanguageConfig
-from klrl.kl.estimators import estimate_kl, masked_mean
+from klrl.config import LanguageConfig, SamplerConfig
 from klrl.language.data.batch import (
     LOG_PROBS,
     SAMPLER_LOG_PROBS,
@@ -29,41 +24,23 @@ from klrl.language.data.batch import (
 from klrl.language.model.causal_lm import computing_in_bfloat16, head, weight_of
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import PromptRollout
+from klrl.language.run.rollout import PromptRollout, exact_every
 from klrl.runs.metrics import Row
+from klrl.train import stale
 
 #: KL(mu||policy) at each token before the update [B, R].
 SAMPLER_KL = ("kl", "sampler")
 
 
-@dataclass
-class Waiting:
-    """A rollout before its update.
+class StaleResponses(stale.StaleRollout):
+    """The rollouts [B] of N updates ago, with the heads of ``model`` that sampled them."""
 
-    Attributes:
-        batch: [B], scored.
-        head: mu's head, frozen.
-        served: number of prompts that the stream had served before.
-        updates: number of updates that mu had made.
-    """
+    rollout: PromptRollout
+    head: nn.Module | None = None  # the frozen head that sampled the latest rollout
 
-    batch: TensorDictBase
-    head: nn.Module
-    served: int
-    updates: int
-
-
-class RolloutQueue:
-    """The rollouts that wait for their update, oldest first; a checkpoint contains them.
-
-    Args:
-        model: the policy's model; a restored rollout's head gets a copy of its structure.
-        dtype: ``collector.dtype``.
-    """
-
-    def __init__(self, model: nn.Module, dtype: str | None = None) -> None:
-        self.model, self.dtype = model, dtype
-        self.waiting: deque[Waiting] = deque()
+    def __init__(self, model: nn.Module, config: SamplerConfig) -> None:
+        super().__init__(config.staleness)
+        self.model, self.dtype = model, config.dtype
 
     def sampling(self) -> AbstractContextManager[None]:
         """Inside this context, the policy computes as the sampler does."""
@@ -75,74 +52,22 @@ class RolloutQueue:
             now: nn.Module = head(self.model)  # type: ignore[assignment]
             return deepcopy(now).requires_grad_(False)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the waiting rollouts, for a checkpoint."""
-        return {
-            "waiting": [
-                {
-                    "batch": _copied(each.batch.to_dict()),
-                    "head": _copied(each.head.state_dict()),
-                    "served": each.served,
-                    "updates": each.updates,
-                }
-                for each in self.waiting
-            ]
-        }
+    def sample(self) -> dict[str, Any]:
+        """Sample a rollout, and copy the head; count the prompts served before."""
+        served = self.rollout.prompts.served
+        with self.sampling():
+            batch = self.rollout.collect()
+        weights = dict(self.frozen_head().state_dict())
+        return {"batch": batch.to_dict(), "head": weights, "served": served}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a checkpoint's rollouts."""
-        self.waiting.clear()
-        for each in state["waiting"]:
-            frozen = self.frozen_head()
-            frozen.load_state_dict(each["head"])
-            size = len(each["batch"]["tokens"]["prompt"])
-            batch = TensorDict(each["batch"], [size], device=next(frozen.parameters()).device)
-            self.waiting.append(Waiting(batch, frozen, each["served"], each["updates"]))
-
-
-def _copied(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _copied(value) if isinstance(value, Mapping) else value.detach().clone().contiguous()
-        for name, value in tensors.items()
-    }
-
-
-class StaleRollout:
-    """Gives the rollouts that the policy of N updates ago sampled; the first, by the first policy.
-
-    Args:
-        rollout: samples with the current policy.
-        queue: the rollouts that wait; on resume those of the checkpoint.
-        staleness: N.
-    """
-
-    def __init__(self, rollout: PromptRollout, queue: RolloutQueue, staleness: int) -> None:
-        self.rollout, self.queue, self.staleness = rollout, queue, staleness
-        self.updates = rollout.iteration
-        rollout.iteration += len(queue.waiting)
-        self.current: Waiting | None = None
-
-    @property
-    def lag(self) -> int:
-        """The number of updates since the latest rollout was sampled."""
-        return 0 if self.current is None else self.updates - 1 - self.current.updates
-
-    def collect(self) -> TensorDictBase:
-        """Sample until N rollouts are newer than the oldest one, and return that one."""
-        rollout, waiting = self.rollout, self.queue.waiting
-        while len(waiting) <= self.staleness:
-            served = rollout.prompts.served
-            with self.queue.sampling():
-                batch = rollout.collect()
-            waiting.append(Waiting(batch, self.queue.frozen_head(), served, self.updates))
-        self.current = waiting.popleft()
-        self.updates += 1
-        rollout.recall(self.current.batch, self.current.served)
-        return self.current.batch
-
-    def close(self) -> None:
-        """Close the collector."""
-        self.rollout.close()
+    def recall(self, oldest: Mapping[str, Any]) -> TensorDictBase:
+        """Restore the head, and the collector's prompts."""
+        self.head = self.frozen_head()
+        self.head.load_state_dict(oldest["head"])
+        size, device = len(oldest["batch"]["tokens"]["prompt"]), next(self.head.parameters()).device
+        batch = TensorDict(oldest["batch"], [size], device=device)
+        self.rollout.recall(batch, oldest["served"])
+        return batch
 
 
 @torch.no_grad()
@@ -159,40 +84,14 @@ def sampler_row(batch: TensorDictBase, lag: int) -> Row:
     The batch [B] has log mu and log pi_old of its tokens, and any KL(mu||pi_old).
     """
     mask, exact = response_mask(batch), batch.get(SAMPLER_KL, None)
-    log_mu, old = (response_part(batch, key).double() for key in (SAMPLER_LOG_PROBS, LOG_PROBS))
-    row = {} if exact is None else {"kl/sampler/exact": float(masked_mean(exact.double(), mask))}
-    return row | {
-        "kl/sampler/k3": float(masked_mean(estimate_kl(log_mu, old, "k3", mask), mask)),
-        "kl/sampler/max": float((log_mu - old).masked_fill(~mask, 0.0).abs().max()),
-        "sampler/lag": float(lag),
-    }
+    log_mu, old = (response_part(batch, key) for key in (SAMPLER_LOG_PROBS, LOG_PROBS))
+    return stale.compare(exact, log_mu, old, lag, mask)
 
 
 def room(config: LanguageConfig, policy: Policy) -> list[str]:
-    """Return a line about the memory of the waiting rollouts, if there are any.
-
-    Raises:
-        ConfigError: the queue may take more than half of the memory.
-    """
-    collector, model = config.collector, policy.model
-    if not collector.staleness:
-        return []
-    weight = weight_of(model.get_output_embeddings())  # type: ignore[operator]
-    wide = collector.max_new_tokens * weight.shape[-1] * weight.element_size()
-    wide *= config.exact_every > 0
-    size = collector.staleness * (config.frames_per_iteration * wide + weight.nbytes)
-    whole = _memory(weight.device)
-    words = f"collector.staleness={collector.staleness}: the waiting rollouts take up to"
-    if size > whole / 2:
-        raise ConfigError(
-            f"{words} {size / 1e9:.3g} GB, more than half of {whole / 1e9:.3g} GB; lower it, "
-            "collector.prompts or collector.max_new_tokens"
-        )
-    return [f"{words} {size / 1e6:.3g} MB; loss.anchor={config.anchor}"]
-
-
-def _memory(device: torch.device) -> int:
-    """Return the bytes of memory of a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return a line about the memory of the waiting rollouts, if there are any; see stale.room."""
+    weight = weight_of(policy.model.get_output_embeddings())  # type: ignore[operator]
+    wide = config.collector.max_new_tokens * weight.shape[-1] * weight.element_size()
+    size = config.frames_per_iteration * wide * (exact_every(config) > 0) + weight.nbytes
+    smaller = "collector.prompts or collector.max_new_tokens"
+    return stale.room(config, size, weight.device, smaller)
