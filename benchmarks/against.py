@@ -57,7 +57,9 @@ print(json.dumps({key: 1e6 * value / frames for key, value in each.items()}))
 def run(tree: Path, env: str, frames: int, words: list[str]) -> dict[str, Any]:
     """One run with a checkout's klrl: CPU times and rows."""
     fixed = [f"env={env}", "loss=klpen", f"frames={frames}", "threads=1", "device=cpu"]
-    fixed += ["logger=none", "eval.every=0", "learner.compile=aot", "hydra.run.dir=run", *words]
+    fixed += ["logger=none", "eval.every=0", "learner.compile=aot", "hydra.run.dir=run"]
+    given = {word.partition("=")[0] for word in words}  # takes the place of what is fixed
+    fixed = [word for word in fixed if word.partition("=")[0] not in given] + words
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-c", CODE, *fixed],

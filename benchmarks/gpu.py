@@ -62,6 +62,13 @@ AS_LEANRL = (
     *("loss=klpen", "learner.epochs=10", "actor.hidden=[64,64]"),
 )
 PRESET = ("env=half_cheetah",)
+BATCH = (
+    *("env=pendulum_batch", "env.num_envs=4096", "collector.steps=24", "actor.hidden=[64,64]"),
+    *("learner.epochs=5", "learner.minibatches=4"),
+)
+#: Frames per second of BATCH, captured, at least: half of the first figure measured on a GPU. None
+#: has been measured yet.
+BATCH_FLOOR: int | None = None
 AGREE = {
     "normal": SMALL,
     "trpo": (*SMALL, "loss=trpo"),
@@ -74,6 +81,7 @@ SPEED = {
     "HalfCheetah 64 x 64, 1024-1024": LARGE,
     "HalfCheetah 1 x 2,048, 64-64": AS_LEANRL,
     "HalfCheetah's preset (trpo)": PRESET,
+    "TorchRL's pendulum on the device, 4,096 x 24, 64-64": BATCH,
 }
 WORDS = (
     *("experiment=sort_digits", "env.reward=proxy", "frames=256", *QUIET),
@@ -374,6 +382,8 @@ def speed(size: str, figures: dict[str, float]) -> str:
     said = ", ".join(f"{mode} {value:,}" for mode, value in found.items())
     if on_stand_in():
         return f"frames/s: {said}, none of a GPU's: the stand-in shows no speed"
+    if SPEED[size] is BATCH and BATCH_FLOOR is not None:
+        assert found["captured"] >= BATCH_FLOOR, f"frames/s: {said}; {BATCH_FLOOR:,} at least"
     if SPEED[size] is AS_LEANRL:
         ratio = found["captured"] / LEANRL
         said += f" (LeanRL {LEANRL:,}, CleanRL {CLEANRL:,} on an H100, published: {ratio:.1f} x)"

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.peers.common import versions
 from benchmarks.peers.lm import LAST, PACKAGES
-from benchmarks.results import ROOT, language, save
+from benchmarks.results import ROOT, about, language, save
 from benchmarks.rounds import (
     Failed,
     Line,
@@ -244,7 +244,7 @@ def main() -> None:
     data["versions"] = versions(PACKAGES)
     print(language(data))
     if not (args.quick or args.no_save):
-        print(save("language", data).relative_to(ROOT))
+        print(save("language", {**about(), **data}).relative_to(ROOT))
     if not all(good_enough(summary) for summary in data["workloads"].values()):
         sys.exit(1)
 

@@ -20,8 +20,19 @@ from benchmarks.peers.common import versions
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "developers" / "performance.md"
+SUMMARY = ROOT / "docs" / "performance.md"
 START = "<!-- measured: written by benchmarks/results.py -->"
 END = "<!-- end of measured -->"
+SB3, PACKAGE = "Stable-Baselines3", "klrl package"
+#: Columns of the summary: its title -> the workload.
+CONTROL = {
+    "pendulum 8 x 256": "Pendulum-v1, 8 x 256",
+    "half_cheetah 1 x 2048": "HalfCheetah-v5, 1 x 2048",
+    "hopper 8 x 256": "Hopper-v5, 8 x 256",
+    "cartpole 8 x 256": "CartPole-v1, 8 x 256",
+}
+#: Of gpu.json, for the first two.
+GPU_JOBS = ("Pendulum 8 x 256, 64-64", "HalfCheetah 1 x 2,048, 64-64")
 
 
 def environment() -> dict[str, str]:
@@ -53,29 +64,82 @@ def commit() -> str | None:
     return done.stdout.strip() or None
 
 
+def short_commit(told: str | None) -> str:
+    """Shorten the commits in a text to eight digits; keep the + of changed files."""
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{32}", r"\1", told or "not recorded")
+
+
+def about() -> dict[str, Any]:
+    """What decides a figure: the commit, versions and the processor."""
+    return {"commit": commit(), "versions": versions(), "processor": cpu_name()}
+
+
 def save(section: str, data: dict[str, Any]) -> Path:
     """Put a section into this machine's file and write the page's tables from it."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{machine()}.json"
     whole = json.loads(path.read_text()) if path.exists() else {}
     whole["machine"] = {"cpu": cpu_name(), "name": machine(), "system": platform.system()}
-    about = {"commit": commit(), "versions": versions(), "processor": cpu_name()}
     # A part that was not measured this time stays.
-    whole[section] = {**whole.get(section, {}), **about, **data}
+    whole[section] = {**whole.get(section, {}), **data}
     path.write_text(json.dumps(whole, indent=1, sort_keys=False) + "\n")
     write_page(whole)
     return path
 
 
 def write_page(whole: dict[str, Any]) -> None:
-    """Replace what stands between the two marks of docs/developers/performance.md."""
-    if not PAGE.exists():
-        return
-    before, _, rest = PAGE.read_text().partition(START)
+    """Replace what stands between the two marks of each page about performance."""
+    for page, make in ((PAGE, render), (SUMMARY, control)):
+        if page.exists():
+            page.write_text(page_of(page, make(whole)))
+
+
+def page_of(page: Path, made: str) -> str:
+    """Return a page's text with something else between its marks."""
+    before, _, rest = page.read_text().partition(START)
     _, _, after = rest.partition(END)
     if not after:
-        raise SystemExit(f"{PAGE.name}: the marks {START} and {END} are missing")
-    PAGE.write_text(f"{before}{START}\n\n{render(whole)}\n\n{END}{after}")
+        raise SystemExit(f"{page.name}: the marks {START} and {END} are missing")
+    return f"{before}{START}\n\n{made}\n\n{END}{after}"
+
+
+def control(whole: dict[str, Any]) -> str:
+    """Each workload's us of CPU per frame, and an H100's share of a core's speed."""
+    found = {title: idle(whole, name) for title, name in CONTROL.items()}
+    names = list(dict.fromkeys(name for part in found.values() for name in part["contenders"]))
+
+    def row(name: str, values: Iterable[float | None]) -> list[str]:
+        return [name, *("" if x is None else f"{x:.3g}" for x in values)]
+
+    rows = [row(name, (us(part, name) for part in found.values())) for name in names]
+    both = [[us(part, name) for name in (SB3, PACKAGE)] for part in found.values()]
+    rows.append(row("Stable-Baselines3 / klrl package", (a and b and a / b for a, b in both)))
+    bounds = (part.get("limit", {}).get("us") for part in found.values())
+    rows.append(row("the limit of the processor", bounds))
+    told: dict[str, list[str]] = {}
+    for title, part in found.items():
+        told.setdefault(told_about(part, short=True), []).append(title)
+    each = "; ".join(f"{', '.join(titles)}: {about}" for about, titles in told.items())
+    gpu = json.loads((FOLDER / "gpu.json").read_text())["frames_per_second"]
+    of = [
+        f"{1e-6 * gpu[f'{job}, captured'] * (us(found[title], PACKAGE) or 0):.2f} ({title})"
+        for title, job in zip(found, GPU_JOBS, strict=False)
+    ]
+    shares = f"An H100 has {' and '.join(of)} times the speed of one such core: see CUDA below."
+    return "\n\n".join([table(["", *found], rows), prose(f"{each}."), prose(shares)])
+
+
+def idle(whole: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a workload's newest cells that are not loaded."""
+    newest = whole.get("throughput", {}).get(name, {})
+    _, most, cores = newest.get("load") or (0, 1, 0)
+    return newest if most <= cores else whole.get("idle", {}).get(name, {"contenders": {}})
+
+
+def us(part: dict[str, Any], name: str) -> float | None:
+    """Median of the us of CPU per frame; None if it was not measured."""
+    speed = part["contenders"].get(name, {}).get("frames_per_cpu_second")
+    return 1e6 / speed["median"] if speed else None
 
 
 def render(whole: dict[str, Any]) -> str:
@@ -106,14 +170,29 @@ def spread(found: dict[str, float], digits: int = 0) -> str:
 
 
 def throughput(data: dict[str, Any]) -> str:
-    parts = [told_versions(data["versions"])]
-    for name, contenders in data["workloads"].items():
-        parts += [f"### {name}", speeds(contenders), phases(contenders)]
-    if data.get("scaling"):
-        parts += ["### Copies of the environment", scaling(data["scaling"])]
-    if data.get("kl"):
-        parts += ["### What the KL to a reference costs", kl_shares(data["kl"])]
+    parts = []
+    for name, part in data.items():
+        tables = [speeds(part["contenders"]), phases(part["contenders"])]
+        parts += [f"### {name}", told_about(part), *tables]
     return "\n\n".join(parts)
+
+
+def told_about(part: dict[str, Any], short: bool = False) -> str:
+    """Commit, load and versions of a table, and the processor's limit; ``short``: the first two."""
+    told = [f"commit: {short_commit(part.get('commit'))}"]
+    if part.get("load"):
+        least, most, cores = part["load"]
+        marked = "; LOADED" * (most > cores)
+        told.append(f"load {least:g} to {most:g} on {cores} cores{marked}")
+    else:
+        told.append("load not recorded")
+    if short:
+        return ", ".join(told).replace(";", ",")
+    if "limit" in part:
+        bound = part["limit"]
+        rates = f"{bound['gflops']:.0f} GFLOP/s, {bound['gb_per_second']:.0f} GB/s"
+        told.append(f"the limit is {bound['us']:.1f} us a frame ({rates})")
+    return prose("C" + "; ".join(told)[1:] + ". " + told_versions(part["versions"]))
 
 
 def told_versions(found: dict[str, str]) -> str:
@@ -122,16 +201,14 @@ def told_versions(found: dict[str, str]) -> str:
 
 def speeds(contenders: dict[str, Any]) -> str:
     against = sorted({name for row in contenders.values() for name in row.get("ratios", {})})
-    header = ["", "frames per CPU-second", *(f"x {name}" for name in against), "compile, s"]
+    header = ["", "frames per CPU-second", *(f"x {name}" for name in against)]
     rows = []
     for name, row in contenders.items():
         if "error" in row:
-            rows.append([name, row["error"], *[""] * (len(against) + 1)])
+            rows.append([name, row["error"], *[""] * len(against)])
             continue
         ratios = [spread(row["ratios"][x], 2) if x in row["ratios"] else "" for x in against]
-        first, later = row["compile_seconds"]["first"], row["compile_seconds"]["median"]
-        compiled = f"{later:.1f} (first {first:.1f})" if first else ""
-        rows.append([name, spread(row["frames_per_cpu_second"]), *ratios, compiled])
+        rows.append([name, spread(row["frames_per_cpu_second"]), *ratios])
     return table(header, rows)
 
 
@@ -145,30 +222,9 @@ def phases(contenders: dict[str, Any]) -> str:
     return table(["us of CPU per frame", *names], rows)
 
 
-def scaling(rows: list[dict[str, Any]]) -> str:
-    return table(
-        ["copies x steps", "contender", "frames per CPU-second"],
-        [
-            [
-                f"{r['n']} x {r['t']}",
-                r["name"],
-                r.get("error") or spread(r["frames_per_cpu_second"]),
-            ]
-            for r in rows
-        ],
-    )
-
-
-def kl_shares(rows: list[dict[str, Any]]) -> str:
-    return table(
-        ["kl", "contender", "% of an iteration's CPU time"],
-        [[r["kl"], r["name"], r.get("error") or spread(r["percent"], 1)] for r in rows],
-    )
-
-
 def language(data: dict[str, Any]) -> str:
     """Samples per CPU-second of language policies, a table for each workload."""
-    parts = ["### Language policies", told_versions(data["versions"])]
+    parts = ["### Language policies", told_about(data)]
     for name, contenders in data["workloads"].items():
         parts += [f"#### {name}, {data['epochs']} epoch(s)", samples(contenders, data["last"])]
         if phases_told := contenders["klrl"].get("phases"):

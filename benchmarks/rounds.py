@@ -1,8 +1,12 @@
-"""Contenders as processes of their own, in turn: each prints one line of JSON last."""
+"""Contenders as processes of their own, in turn: each prints one line of JSON last.
+
+A line holds the load when its contender began, and is marked if that is above the number of cores.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import tempfile
@@ -12,6 +16,7 @@ from typing import Any
 from benchmarks.results import environment
 
 TIMEOUT = 900
+CORES = len(os.sched_getaffinity(0))
 Line = dict[str, Any]
 Told = Line | str  # a line, or the error in its place
 
@@ -60,9 +65,10 @@ def rounds(
         for name, task in tasks.items():
             if error_in(found[name]):
                 continue
+            load = round(os.getloadavg()[0], 1)
             try:
-                line = task(number)
-                said = tell(line)
+                line = {**task(number), "load": load}
+                said = tell(line) + f" (LOADED: {load} on {CORES} cores)" * (load > CORES)
                 found[name].append(line)
             except Failed as error:
                 said = f"failed: {error}"
@@ -77,6 +83,12 @@ def error_in(told: Sequence[Told]) -> str | None:
 
 def complete(told: Sequence[Told], count: int) -> bool:
     return len(told) == count and error_in(told) is None
+
+
+def loads(found: dict[str, list[Told]]) -> list[float]:
+    """Least and greatest load at which a contender began, and the number of cores."""
+    at = [line["load"] for told in found.values() for line in told if not isinstance(line, str)]
+    return [min(at), max(at), CORES] if at else []
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

@@ -1,48 +1,36 @@
-"""Frames per CPU-second of klrl, of its peers and of a floor, on the same work.
+"""Frames per CPU-second of klrl and of its peers on the same work, beside the processor's limit.
 
-    python -m benchmarks.throughput             # about 45 minutes; writes the results
-    python -m benchmarks.throughput --quick     # two short rounds of one workload; writes nothing
+    python -m benchmarks.throughput                   # all parts: 20 minutes; writes the results
+    python -m benchmarks.throughput pendulum copies   # some parts; what is not measured stays
+    python -m benchmarks.throughput --quick           # two short rounds of pendulum; writes nothing
 
 Contenders are processes of their own, one at a time, alternated (A B C A B C), on one thread.
-Imports, compilation and the first iteration are not counted. Ratios are taken within a round.
+Imports, compilation and the first iteration are not counted. Ratios are taken within a round. A
+round that began at a load above the number of cores is marked: load slows eager peers more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from benchmarks.peers.common import ENV_IDS, versions
-from benchmarks.results import ROOT, save, throughput
+from benchmarks.limit import limit
+from benchmarks.peers.common import ENV_IDS
+from benchmarks.results import ROOT, about, save, throughput
 from benchmarks.rounds import (
     Line,
     Told,
     complete,
     error_in,
+    loads,
     median_phases,
     rounds,
     run_line,
     spread,
 )
-
-
-@dataclass(frozen=True)
-class Workload:
-    env: str
-    n: int
-    t: int
-
-    @property
-    def name(self) -> str:
-        return f"{ENV_IDS[self.env]}, {self.n} x {self.t}"
-
-    @property
-    def words(self) -> list[str]:
-        return ["--env", self.env, "--n", str(self.n), "--t", str(self.t)]
 
 
 @dataclass(frozen=True)
@@ -52,43 +40,74 @@ class Contender:
     name: str
     module: str
     words: tuple[str, ...] = ()
-    iterations: int = 8
+    iterations: int = 40
+    python: Path = Path(sys.executable)
 
-    def run(self, workload: Workload, iterations: int, more: Sequence[str] = ()) -> Line:
-        given = ["--iterations", str(iterations), *workload.words, *self.words, *more]
-        return run_line([sys.executable, "-m", f"benchmarks.peers.{self.module}", *given])
+    def run(self, workload: Workload, iterations: int) -> Line:
+        given = ["--iterations", str(iterations), *workload.words, *self.words]
+        return run_line([str(self.python), "-m", f"benchmarks.peers.{self.module}", *given])
 
 
-KLRL = tuple(
+EAGER, AOT, KERNEL = KLRL = tuple(
     Contender(f"klrl {name}", "klrl_loop", ("--compile", compile), iterations)
-    for name, compile, iterations in (("eager", "false", 8), ("jit", "jit", 40), ("aot", "aot", 40))
+    for name, compile, iterations in (
+        *(("eager", "false", 8), ("package", "aot", 40), ("kernel", "kernel", 40)),
+    )
 )
-SB3 = Contender("Stable-Baselines3", "sb3")
-TORCHRL = Contender("TorchRL loop", "torchrl_loop", iterations=5)
-FLOOR = Contender("floor", "floor", iterations=40)
+#: A MuJoCo preset's loss.
+TRPO = Contender("klrl package, trpo", "klrl_loop", (*AOT.words, "loss=trpo"))
+SB3 = Contender("Stable-Baselines3", "sb3", iterations=8)
+CLEANRL = Contender("Stable-Baselines3, CleanRL's settings", "sb3", ("--cleanrl",), 8)
+#: In an environment of its own: make bench-jax.
+JAX = Contender("JAX", "jax_loop", python=ROOT / ".venv-jax" / "bin" / "python")
 
-WORKLOADS = (
-    Workload("pendulum", 8, 256),
-    Workload("pendulum", 64, 64),
-    Workload("half_cheetah", 1, 2048),
+
+@dataclass(frozen=True)
+class Workload:
+    env: str
+    n: int
+    t: int
+    contenders: tuple[Contender, ...]
+    width: int = 64
+    about: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.about or f"{ENV_IDS[self.env]}, {self.n} x {self.t}"
+
+    @property
+    def words(self) -> list[str]:
+        words = ["--env", self.env, "--n", str(self.n), "--t", str(self.t)]
+        return [*words, "--width", str(self.width)]
+
+
+#: klrl from 1 to 1024 copies, the frames of a rollout held: a contender's words come last.
+COPIES = tuple(
+    Contender(f"{n} x {4096 // n}", "klrl_loop", ("--n", f"{n}", "--t", f"{4096 // n}", *AOT.words))
+    for n in (1, 4, 16, 64, 256, 1024)
 )
-AGAINST = (SB3.name, TORCHRL.name, FLOOR.name)
-COPIES = (1, 4, 16, 64, 256, 1024)
-FRAMES_PER_ROLLOUT = 4096
+WORKLOADS = {
+    "pendulum": Workload("pendulum", 8, 256, (*KLRL, SB3, CLEANRL, JAX)),
+    "cartpole": Workload("cartpole", 8, 256, (*KLRL, SB3, CLEANRL, JAX)),
+    "half_cheetah": Workload("half_cheetah", 1, 2048, (AOT, KERNEL, TRPO, SB3, CLEANRL)),
+    "hopper": Workload("hopper", 8, 256, (AOT, KERNEL, TRPO, SB3, CLEANRL)),
+    "wide": Workload("pendulum", 8, 256, (EAGER, SB3), 1024, "Pendulum-v1, 8 x 256, 1,024 wide"),
+    "copies": Workload("pendulum", 1, 4096, COPIES, about="Pendulum-v1, klrl package, copies"),
+}
+AGAINST = (SB3.name, JAX.name)
 
 
 # ------------------------------------------------------------------------------------- summaries
 
 
 def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
-    """Per contender: speeds, ratios within a round, phases and compile times."""
+    """Per contender: speeds, ratios within a round and phases."""
     summary: dict[str, Line] = {}
     for name, told in found.items():
         if error := error_in(told):
             summary[name] = {"error": error}
             continue
         speed = [line["frames_per_cpu_second"] for line in told]
-        compiled = [line["compile_seconds"] for line in told]
         summary[name] = {
             "frames_per_cpu_second": spread(speed),
             "rounds": speed,
@@ -102,10 +121,6 @@ def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
                 for other in AGAINST
                 if other != name and other in found and complete(found[other], len(speed))
             },
-            "compile_seconds": {
-                "first": compiled[0],
-                "median": statistics.median(compiled[1:] or compiled),
-            },
             "phases": median_phases(told),
             **{key: told[0][key] for key in ABOUT if key in told[0]},
         }
@@ -116,79 +131,35 @@ def summarise(found: dict[str, list[Told]]) -> dict[str, Line]:
 ABOUT = ("collector", "compile", "kl", "loss", "peak_mb", "import_cpu_seconds")
 
 
-# -------------------------------------------------------------------------------------- sections
-
-
-def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
+def compare(workload: Workload, args: argparse.Namespace) -> Line:
     print(f"{workload.name}", flush=True)
+    length = args.length * 64 / workload.width
     tasks = {
-        c.name: lambda _, c=c: c.run(workload, max(3, round(c.iterations * args.length)))
-        for c in (*KLRL, SB3, TORCHRL, FLOOR)
+        c.name: lambda _, c=c: c.run(workload, max(3, round(c.iterations * length)))
+        for c in workload.contenders
+        if c.python.exists()
     }
-    return summarise(rounds(tasks, args.rounds))
-
-
-def best_klrl(summary: dict[str, Line]) -> Contender:
-    """The fastest mode that ran."""
-    ran = [c for c in KLRL if "error" not in summary[c.name]] or [KLRL[0]]
-    speed = lambda c: summary[c.name].get("frames_per_cpu_second", {}).get("median", 0)  # noqa: E731
-    return max(ran, key=speed)
-
-
-def scale(contender: Contender, args: argparse.Namespace) -> list[Line]:
-    """klrl from 1 to 1024 copies, the frames of a rollout held."""
-    print(f"scaling of {contender.name}", flush=True)
-    sizes = {n: FRAMES_PER_ROLLOUT // n for n in COPIES}
-    iterations = max(3, round(contender.iterations * args.length / 2))
-    tasks = {
-        f"{n} x {t}": lambda _, n=n, t=t: contender.run(Workload("pendulum", n, t), iterations)
-        for n, t in sizes.items()
-    }
-    summary = summarise(rounds(tasks, min(3, args.rounds)))
-    return [
-        {"n": n, "t": t, "name": contender.name, **summary[f"{n} x {t}"]} for n, t in sizes.items()
-    ]
-
-
-def kl_cost(contender: Contender, args: argparse.Namespace) -> list[Line]:
-    """The share of an iteration that measuring and charging the KL to a reference takes."""
-    print(f"cost of the KL in {contender.name}", flush=True)
-    iterations = max(3, round(contender.iterations * args.length))
-    tasks = {
-        kl: lambda _, kl=kl: contender.run(WORKLOADS[0], iterations, [f"kl={kl}"])
-        for kl in ("legacy", "retrieve")
-    }
-    rows = []
-    for kl, told in rounds(tasks, args.rounds).items():
-        row: Line = {"kl": kl, "name": contender.name}
-        if error := error_in(told):
-            row["error"] = error
-        else:
-            row["percent"] = spread(
-                [x["phases"]["kl"] * 1e-4 * x["frames_per_cpu_second"] for x in told]
-            )
-        rows.append(row)
-    return rows
+    told = rounds(tasks, args.rounds)
+    bound = limit(workload.env, workload.width)
+    return {**about(), "load": loads(told), "limit": bound, "contenders": summarise(told)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, help="default 5, quick 2")
     parser.add_argument("--length", type=float, help="factor on all iterations: 1, quick 0.25")
     parser.add_argument("--no-save", action="store_true", help="print only")
     args = parser.parse_args()
+    parts = args.parts or (["pendulum"] if args.quick else list(WORKLOADS))
+    if unknown := sorted({*parts} - {*WORKLOADS}):
+        parser.error(f"{unknown[0]}: is none of {', '.join(WORKLOADS)}")
     args.rounds = args.rounds or (2 if args.quick else 5)
     args.length = args.length or (0.25 if args.quick else 1.0)
-    workloads = WORKLOADS[:1] if args.quick else WORKLOADS
-    data: Line = {"rounds": args.rounds}
-    data["workloads"] = {workload.name: compare(workload, args) for workload in workloads}
-    if not args.quick:
-        best = best_klrl(data["workloads"][WORKLOADS[0].name])
-        data["scaling"] = scale(best, args)
-        data["kl"] = kl_cost(best, args)
+    data = {WORKLOADS[part].name: compare(WORKLOADS[part], args) for part in parts}
     if args.quick or args.no_save:
-        print(throughput({"versions": versions(), **data}))
+        print(throughput(data))
     else:
         print(save("throughput", data).relative_to(ROOT))
     if '"error"' in json.dumps(data):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import language, results
+from benchmarks import language, limit, results, rounds
 from benchmarks.language import WORKLOADS
 from benchmarks.peers import klrl_lm, lm, trl_grpo
 from benchmarks.reliability import small_run
@@ -23,7 +23,8 @@ from klrl.language.data.tasks import make_task
 def test_new_cells_hold_commit_versions_and_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
     monkeypatch.setattr(results, "PAGE", tmp_path / "none.md")
-    held = json.loads(results.save("kl", {"rows": [1]}).read_text())["kl"]
+    monkeypatch.setattr(results, "SUMMARY", tmp_path / "none.md")
+    held = json.loads(results.save("kl", {**results.about(), "rows": [1]}).read_text())["kl"]
     words = ("git", "rev-parse", "HEAD")
     head = subprocess.run(words, cwd=results.ROOT, capture_output=True, text=True).stdout.strip()
     assert (held["commit"] or "").rstrip("+") == head
@@ -34,18 +35,41 @@ def test_new_cells_hold_commit_versions_and_processor(tmp_path, monkeypatch):
 
 def test_ratios_are_taken_within_a_round():
     def line(speed: float) -> dict:
-        return {"frames_per_cpu_second": speed, "compile_seconds": 0.0, "phases": {"update": 1.0}}
+        return {"frames_per_cpu_second": speed, "phases": {"update": 1.0}}
 
     found = {
         "klrl eager": [line(10.0), line(40.0), line(30.0)],
         "Stable-Baselines3": [line(1.0), line(2.0), line(10.0)],
-        "floor": ["no compiler"],
+        "JAX": ["no compiler"],
     }
     summary = summarise(found)
     ratios = summary["klrl eager"]["ratios"]
     assert ratios == {"Stable-Baselines3": {"median": 10.0, "min": 3.0, "max": 20.0}}
-    assert summary["floor"] == {"error": "no compiler"}
+    assert summary["JAX"] == {"error": "no compiler"}
     assert "no compiler" in results.speeds(summary)
+
+
+def test_a_round_at_a_load_above_the_cores_is_marked(monkeypatch, capsys):
+    loads = iter([0.5, rounds.CORES + 0.6])
+    monkeypatch.setattr(rounds.os, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    line = {"frames_per_cpu_second": 10.0}
+    told = rounds.rounds({"klrl": lambda _: line}, 2)
+    said = capsys.readouterr().out.splitlines()
+    assert ["LOADED" in each for each in said] == [False, True]
+    assert rounds.loads(told) == [0.5, rounds.CORES + 0.6, rounds.CORES]
+    part = {"commit": "ab" * 20 + "+", "versions": {}, "load": rounds.loads(told)}
+    assert "abababab+" in results.told_about(part)
+    assert "LOADED" in results.told_about(part)
+    assert "LOADED" not in results.told_about({**part, "load": [0.5, rounds.CORES, rounds.CORES]})
+
+
+def test_the_limit_counts_the_work_of_a_frame():
+    """Pendulum, 64 wide: 8,704 products a frame forward, 10 epochs forward and backward."""
+    products = (3 * 64 + 64 * 64 + 64) * 2
+    flop, moved, state = limit.work("pendulum", 64)
+    assert flop == 2 * products + 10 * (6 * products - 2 * 2 * 2 * 3 * 64 // 2)
+    assert moved == pytest.approx(products * 7 * 4 * 10 / 64)
+    assert state == 16 * products
 
 
 def klrl_imports(source: str) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ import pytest
 from benchmarks.pages import predictors as analysis
 from benchmarks.pages.__main__ import FOLDER
 from benchmarks.pages.predictors import ARMS, KLS, PREDICTORS, TASKS, Points
+from klrl.report.statistics import holm, two_sided
 
 SETTINGS = ("rl 0", "rl 1", "rl 3", "distill reverse", "distill forward", "clone")
 
@@ -67,13 +68,26 @@ def test_the_verdict_where_it_is_known(kl, weights, said) -> None:
     """Predictors that are the loss and noise of so much; the answer is in the noise."""
     rng, tasks = np.random.default_rng(6), {}
     for task in TASKS:
-        y = rng.normal(size=(10, 6))
+        y = rng.normal(size=6) + 0.5 * rng.normal(size=(10, 6))  # the settings decide
         noisy = {k: y + s * rng.normal(size=y.shape) for k, s in
                  (("new_forward", kl), ("weights", weights))}  # fmt: skip
         tasks[task] = made(y, **noisy)
     assert analysis.verdict(tasks).endswith(said)
     fewer = {**tasks, "hopper": made(tasks["hopper"].y[:9], 9)}
     assert analysis.verdict(fewer).endswith("nothing before all bases are in")
+
+
+def test_a_threshold_that_no_kl_could_meet_refutes_nothing() -> None:
+    """The bases decide the losses: the settings' means explain next to nothing."""
+    rng, tasks = np.random.default_rng(6), {}
+    for task in TASKS:
+        y = rng.normal(size=(10, 1)) + 0.1 * rng.normal(size=(10, 6))
+        noisy = {key: y + 5 * rng.normal(size=y.shape) for key in ("new_forward", "weights")}
+        tasks[task] = made(y, **noisy)
+    assert "undecided: no KL could have met the threshold" in analysis.verdict(tasks)
+    share = np.mean([p.y.mean(0).var() / p.y.var() for p in tasks.values()])
+    assert share < 0.1
+    assert analysis.verdict(tasks).endswith(f"{share:.2f}")
 
 
 def test_an_interval_is_the_percentiles_of_the_resamples() -> None:
@@ -107,3 +121,31 @@ def test_the_page_tells_paired_differences_and_shares_as_its_cells_do() -> None:
     first, second, third = (f"{share:.2f}"[1:] for share in settings)
     assert f"({first}, {second} and {third} on the three tasks)" in page
     assert f"explains {min(bases):.2f} to {max(bases):.2f}.".replace(" 0", " ") in page
+
+
+def test_the_page_tells_ranks_and_what_survives_holm_as_its_cells_do() -> None:
+    page = " ".join((FOLDER / "predictors" / "README.md").read_text("utf-8").split())
+    ordered, p = dict.fromkeys(("new_forward", "weights", "kl.coef"), 0), {}
+    for task, lines in analysis.read_cells(FOLDER / "predictors").items():
+        of = analysis.points(lines).arm("rl ")
+        coef = np.array([float(setting.split()[1]) for setting in of.settings])
+        for base, y in enumerate(of.y):
+            z = {"kl.coef": -coef, **{key: of.z[key][base] for key in ("new_forward", "weights")}}
+            for key in ordered:
+                ranks = [np.argsort(np.argsort(each)) for each in (z[key], y)]
+                ordered[key] += np.corrcoef(*ranks)[0, 1] > 0
+        for i, setting in enumerate(of.settings[1:], 1):
+            paired = of.y[:, 0] - of.y[:, i]
+            t = paired.mean() / (paired.std(ddof=1) / len(paired) ** 0.5)
+            p[task, setting] = float(two_sided(t, len(paired) - 1))
+        if task == "hopper":
+            base = np.repeat([line["return"] for line in lines], 8)
+            share = np.corrcoef(base, analysis.points(lines).y.ravel())[0, 1] ** 2
+            words = f"The base's own return explains {share:.2f} on hopper"
+            assert words.replace(" 0", " ") in page
+    assert ordered == dict.fromkeys(ordered, 27)
+    assert "positive in 27 of 30 bases" in page
+    adjusted = dict(zip(p, holm(list(p.values())), strict=True))
+    (survives,) = [key for key, value in adjusted.items() if value < 0.05]
+    assert survives == ("hopper", "rl 3")
+    assert f"(p = {adjusted[survives]:.3f})".replace(" 0", " ") in page

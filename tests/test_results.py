@@ -145,6 +145,21 @@ def test_the_pages_verdict_is_that_of_the_cells() -> None:
     assert "shipped values change to those per action.**" in page
 
 
+def test_the_presets_page_weighs_returns_per_cpu_second_as_the_cells_do() -> None:
+    cells, told = mujoco.read_cells(FOLDER / "mujoco"), []
+    for key in ("return", "cpu", None):
+        of = [
+            [values(cells, s, t, key or "return") / (1 if key else values(cells, s, t, "cpu"))
+             for t in TASKS]
+            for s in (TRPO, ACTION)
+        ]  # fmt: skip
+        value, low, high = (f"{math.exp(x):.2f}" for x in mujoco.log_ratio(*of))
+        told.append(f"{value} [{low}, {high}]".replace("0.", "."))
+    page = " ".join((FOLDER.parent / "presets.md").read_text("utf-8").split())
+    by = ("by return,", "by CPU seconds and", "by return per CPU second")
+    assert " ".join(f"{x} {y}" for x, y in zip(told, by, strict=True)) in page
+
+
 def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
     found = mujoco.read_cells(FOLDER / "mujoco")
     told = " ".join((FOLDER / "README.md").read_text("utf-8").split())
@@ -157,6 +172,8 @@ def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
         "in {:.0%} of the iterations of every run, `klpen_held` in {:.0%} or more".format(*bands)
         in told
     )
+    ends = [values(found, ACTION, task, "band_end").mean() for task in TASKS]
+    assert f"has {100 * min(ends):.0f} to {max(ends):.0%} (means by task)" in told
     minutes = [each / 60 for setting in (HELD, *SEARCHED) for each in runs(setting, "cpu")]
     assert f"{min(minutes):.0f} to {max(minutes):.0f} minutes of CPU a run" in told
 

@@ -17,7 +17,7 @@ import yaml
 
 from benchmarks.pages import mujoco, predictors
 from benchmarks.pages.tables import Measure, escaped, markdown, read_figures
-from benchmarks.results import ROOT, table
+from benchmarks.results import ROOT, short_commit, table
 
 FOLDER = ROOT / "docs" / "results"
 _TABLE = re.compile(r"(<!-- table: (.*?) -->\n\n).*?(\n\n<!-- end of table -->)", re.DOTALL)
@@ -63,8 +63,10 @@ def index(folder: Path) -> Tables:
     for about, name in sorted(found, key=lambda pair: pair[0]["number"]):
         (title,) = escaped([about["title"]])
         told = [f"[{title}]({name}/README.md)", str(about["runs"]), f"{about['seconds']:,}"]
-        lines.append([str(about["number"]), *told, about["machine"]["name"]])
-    return {"results": table(["", "result", "runs", "seconds of all iterations", "machine"], lines)}
+        of = [about["machine"]["name"], about["versions"]["klrl"], short_commit(about["commit"])]
+        lines.append([str(about["number"]), *told, *of])
+    heads = ["", "result", "runs", "seconds of all iterations", "machine", "klrl", "commit"]
+    return {"results": table(heads, lines)}
 
 
 PAGES: dict[str, Callable[[Path], Tables]] = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import sys
 import time
 from collections import defaultdict
@@ -21,6 +20,7 @@ ENV_IDS = {
     "pendulum": "Pendulum-v1",
     "half_cheetah": "HalfCheetah-v5",
     "hopper": "Hopper-v5",
+    "cartpole": "CartPole-v1",
 }
 
 #: Packages whose versions decide a figure; those that are not installed are left out.
@@ -48,6 +48,7 @@ def make_parser(about: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--gamma", type=float, default=0.99)
     parser.add_argument("--lmbda", type=float, default=0.95)
+    parser.add_argument("--width", type=int, default=64, help="of both hidden layers")
     parser.add_argument("--seed", type=int, default=0)
     return parser
 
@@ -71,28 +72,24 @@ class Clock:
     def __init__(self) -> None:
         self.import_seconds = time.process_time()
         self.laps: list[dict[str, float]] = []
-        self._built = time.perf_counter()
         self.phases: dict[str, float] = defaultdict(float)
         self.now = time.process_time
 
     def start(self) -> None:
         """The first iteration begins."""
-        self.build_seconds = time.perf_counter() - self._built
         self._cpu = cpu_seconds()
-        self._wall = time.perf_counter()
         self.phases.clear()
 
     def lap(self) -> None:
         """An iteration ended."""
-        cpu, wall = cpu_seconds(), time.perf_counter()
-        spent = {"cpu": cpu - self._cpu, "wall": wall - self._wall}
-        self.laps.append({**spent, **self.phases})
+        cpu = cpu_seconds()
+        self.laps.append({"cpu": cpu - self._cpu, **self.phases})
         self.phases.clear()
-        self._cpu, self._wall = cpu, wall
+        self._cpu = cpu
 
     def resume(self) -> None:
         """Leave out what happened since the last ``lap``."""
-        self._cpu, self._wall = cpu_seconds(), time.perf_counter()
+        self._cpu = cpu_seconds()
         self.phases.clear()
 
     @contextmanager
@@ -118,16 +115,19 @@ class Clock:
 
 
 def report(
-    name: str, args: argparse.Namespace, clock: Clock, *, compiled: bool = False, **more: Any
+    name: str,
+    args: argparse.Namespace,
+    clock: Clock,
+    *,
+    packages: Sequence[str] = PACKAGES,
+    **more: Any,
 ) -> None:
-    """Print the line; ``compiled``: whether the first iteration (or the building) compiled."""
+    """Print the line."""
     counted = clock.laps[1:]
     if not counted:
         raise SystemExit(f"{name}: one iteration is not enough, the first is not counted")
     frames = args.n * args.t * len(counted)
     cpu = sum(lap["cpu"] for lap in counted)
-    usual = statistics.median(lap["wall"] for lap in counted)
-    compiling = clock.build_seconds + max(clock.laps[0]["wall"] - usual, 0.0)
     line = {
         "name": name,
         "env": args.env,
@@ -137,9 +137,8 @@ def report(
         "frames_per_cpu_second": round(frames / cpu, 3),
         "phases": _phases(counted, frames, cpu),
         "import_cpu_seconds": round(clock.import_seconds, 2),
-        "compile_seconds": round(compiling, 2) if compiled else 0.0,
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "versions": versions(),
+        "versions": versions(packages),
         **more,
     }
     print(json.dumps(line), file=sys.__stdout__, flush=True)
@@ -152,7 +151,7 @@ def _phases(laps: list[dict[str, float]], frames: int, cpu: float) -> dict[str, 
     """
     sums: dict[str, float] = defaultdict(float)
     for lap in laps:
-        for key in lap.keys() - {"cpu", "wall"}:
+        for key in lap.keys() - {"cpu"}:
             sums[key] += lap[key]
     rollout = sums.pop("rollout", 0.0)
     found = {"env": sums.pop("env", 0.0)}

@@ -37,7 +37,8 @@ def make_words(args: argparse.Namespace) -> list[str]:
         f"advantage.lmbda={args.lmbda}",
         f"optim.lr={args.lr}",
         f"optim.lr_floor={args.lr}",
-        *("loss=klpen", "actor.init_std=1"),
+        f"actor.hidden=[{args.width},{args.width}]",
+        *("loss=klpen", *(() if args.env == "cartpole" else ("actor.init_std=1",))),
         *args.words,
     ]
 
@@ -61,19 +62,15 @@ def time_simulator(clock: Clock) -> None:
 def main() -> None:
     clock = Clock()
     parser = make_parser(__doc__)
-    parser.add_argument("--compile", choices=("false", "jit", "aot"), default="false")
+    parser.add_argument("--compile", choices=("false", "jit", "aot", "kernel"), default="false")
     parser.add_argument("words", nargs="*", help="further words for klrl's command line")
     args = parser.parse_args()
     config = make_config(make_words(args), clock)
     time_simulator(clock)
     time_training(clock)
     run_quietly(config)
-    eager = args.compile == "false"
     about = {"collector": config.collector.name, "kl": config.kl.name, "loss": config.loss.name}
-    about["compile"] = config.learner.compile
-    report(
-        "klrl eager" if eager else f"klrl {args.compile}", args, clock, compiled=not eager, **about
-    )
+    report("klrl", args, clock, compile=config.learner.compile, **about)
 
 
 if __name__ == "__main__":

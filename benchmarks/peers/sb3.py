@@ -47,15 +47,22 @@ class Watch(BaseCallback):
 
 
 def make_model(args: argparse.Namespace) -> PPO:
-    """Copies in this process (DummyVecEnv); MlpPolicy is two networks of 64 x 64 tanh."""
+    """Copies in this process (DummyVecEnv); MlpPolicy is two networks of 64 x 64 tanh.
+
+    ``--cleanrl``: as ppo_continuous_action.py has it, rewards are normalised, the value's change is
+    clipped, and the learning rate falls.
+    """
     env = make_vec_env(ENV_IDS[args.env], args.n, seed=args.seed)
+    like = {"clip_range_vf": 0.2} if args.cleanrl else {}
     return PPO(
         "MlpPolicy",
-        VecNormalize(env, norm_reward=False),
+        VecNormalize(env, norm_reward=args.cleanrl),
         n_steps=args.t,
         batch_size=args.n * args.t // args.minibatches,
         n_epochs=args.epochs,
-        learning_rate=args.lr,
+        learning_rate=(lambda left: left * args.lr) if args.cleanrl else args.lr,
+        policy_kwargs={"net_arch": [args.width, args.width]},
+        **like,
         gamma=args.gamma,
         gae_lambda=args.lmbda,
         seed=args.seed,
@@ -77,7 +84,9 @@ def watch_phases(model: PPO, clock: Clock) -> None:
 def main() -> None:
     clock = Clock()
     torch.set_num_threads(1)
-    args = make_parser(__doc__).parse_args()
+    parser = make_parser(__doc__)
+    parser.add_argument("--cleanrl", action="store_true", help="CleanRL's settings")
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(args)
         model.set_logger(configure(folder, ["csv"]))

@@ -69,10 +69,12 @@ def trust_region(log_probs, old_log_probs, advantages, mask, coef):
     return ((coef * kl - ratio * advantages) * mask).sum(1).mean()
 
 
-def sampler_weighted(log_probs, old_log_probs, advantages, mask, weight="truncate", cap=None):
+def sampler_weighted(
+    log_probs, old_log_probs, advantages, mask, weight="truncate", cap=None, low=None, high=None
+):
     """``loss.sampler_weight`` as an update starts; old_log_probs are the sampler's."""
     now = log_probs.detach()
-    w = sampler_weight(weight, now, old_log_probs, mask, (cap, None, None))
+    w = sampler_weight(weight, now, old_log_probs, mask, (cap, low, high))
     return -(w * (log_probs - now).exp() * advantages * mask).sum(1).mean()
 
 

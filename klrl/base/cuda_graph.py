@@ -60,7 +60,7 @@ def captured_forward(net: nn.Module, example: Tensor, device: torch.device) -> F
     layout = example.shape, example.dtype, places
     if layout not in known and None not in known.values():
         try:
-            known[layout] = _captured_on(net, example.to(device))
+            known[layout] = _captured_on(net, example.to(device, copy=True))
         except Exception as error:  # a custom network may do what a graph cannot contain
             warn(f"the policy acts without a CUDA graph: {in_one_line(error)}")
             known[layout] = None

@@ -12,7 +12,6 @@ from klrl.config.fields import Settings
 from klrl.config.schemas.control import ActorConfig, CollectorConfig, EnvConfig
 from klrl.config.schemas.language import CausalLMConfig, LanguageEnvConfig, SamplerConfig
 from klrl.config.schemas.learning import (
-    EXACT_MEASURES,
     AdvantageConfig,
     ClipConfig,
     GroupConfig,
@@ -64,11 +63,6 @@ class JobConfig(Settings, ABC):
     def has_reference(self) -> bool:
         """Whether the job has a reference; with ``kl=none`` it has none."""
         return self.kl.name != "none"
-
-    @property
-    def exact_every(self) -> int:
-        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
-        return 1
 
     @property
     def iterations(self) -> int:
@@ -162,21 +156,6 @@ class LanguageConfig(JobConfig):
         """
         whole = self.actor.lora.r == 0
         return self.learner.dtype == "mixed" or (whole and self.actor.dtype == "bfloat16")
-
-    @property
-    def learns_from_states(self) -> bool:
-        """Whether the critic or the loss reads hidden states of the policy before the update."""
-        kl_old, measure = (getattr(self.loss, name, "") for name in ("kl_old", "measure"))
-        critic = isinstance(self.advantage, AdvantageConfig)
-        return critic or kl_old == "exact" or measure in EXACT_MEASURES
-
-    @property
-    def exact_every(self) -> int:
-        """Iterations from one with exact KLs to the next (``kl.exact``); 0 if no KL is exact."""
-        exact, estimator = self.kl.exact, getattr(self.kl, "estimator", "")
-        if exact == "always" or estimator == "exact" or self.learns_from_states:
-            return 1
-        return 0 if exact == "charged" else int(exact.removeprefix("every:"))
 
     @property
     def sampled_elsewhere(self) -> bool:

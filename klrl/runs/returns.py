@@ -98,7 +98,7 @@ def kl_lines(row: Row, domain: Domain) -> list[str]:
         return []
     both, forward = (with_error(row, f"eval/kl_ref{way}", domain, 3) for way in ("", "_forward"))
     kls = f"KL(policy||reference) {both}, KL(reference||policy) {forward}"
-    return [f"{kls} nats per {domain.unit} in the states of the {domain.evaluation}"]
+    return [f"{kls} nats per {domain.unit} in the {domain.evaluation}"]
 
 
 def with_error(row: Row, name: str, domain: Domain, digits: int | None = None) -> str:

@@ -15,6 +15,7 @@ from klrl.base.errors import ConfigError, Interrupted, OwnerError, WorkerError
 from klrl.base.files import to_append
 from klrl.base.interrupt import stop_signals, stops_at_once
 from klrl.base.programs import safe_children
+from klrl.base.screen import show
 from klrl.base.text import escaped, warn
 from klrl.config import (
     GROUPS,
@@ -130,7 +131,7 @@ def _take(
 ) -> None:
     """Record and print an event of the launcher."""
     if isinstance(event, Notice):
-        print(escaped(event.line), flush=True)
+        show(escaped(event.line), style="bold")
     elif isinstance(event, Queued):
         ledger.queued(event.ids)
         arrays = dict.fromkeys(each.partition("_")[0] for each in event.ids.values())

@@ -71,6 +71,7 @@ class Parts(ABC):
     learner: Learner
     longest_episode: int | None  # in steps; None if the environment does not declare a limit
     starts: tuple[int, int] = MANY  # number of start states of evaluations, and of the closing one
+    exact_kl = True  # whether every rollout's KL is exact
     estimate_advantage: Callable[[TensorDictBase], TensorDictBase]
 
     def __init__(self, config: JobConfig, device: torch.device) -> None:
@@ -269,7 +270,7 @@ class Training:
             self._price(self.parts.rewards(batch).size)
         config = self.config.controller
         unit = config.unit if isinstance(config, TargetControllerConfig) else None
-        kl = in_unit(measured, unit, exact=self.config.exact_every == 1)
+        kl = in_unit(measured, unit, exact=self.parts.exact_kl)
         self.controller.update(kl, n=batch.numel())
 
     def _price(self, earned: float) -> None:

@@ -1,5 +1,7 @@
 """Simulators of other libraries against klrl's copies, in rollouts, evaluations and resumes."""
 
+import os
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ from klrl.control.env.observation import layout_of
 from klrl.control.run.advantage import gae
 from klrl.control.run.rollout import VectorRollout, make_rollout
 from klrl.report.diff import compare_bits
+from klrl.train.callbacks import Callback
 from tests.agents import agent_of, moved
 from tests.control import simulators
 from tests.control.test_resumption import PART, WHOLE, WORDS, interrupted, stir
-from tests.runs.commands import exits, manifest_of, rows_of
+from tests.runs.commands import exits, manifest_of, rows_of, timeless
 
 HERE = "tests.control.simulators"
 IDS = {
@@ -156,6 +159,46 @@ def test_a_batch_of_torchrls_continues_to_the_bit(capsys) -> None:
     assert equal, told
     assert "new episodes" not in capsys.readouterr().out
     assert (manifest_of(PART)["repeatable"], manifest_of(PART)["resume"]) == ("yes", "exact")
+
+
+class Kills(Callback):
+    """Kills the process at the end of the fourth rollout, before its row and checkpoint."""
+
+    def iterated(self, training: Any, row: Any, batch: Any) -> None:
+        if training.counters.iteration == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("words", "resume"),
+    [
+        (["env=pendulum_batch", "env.num_envs=4", "collector.steps=16"], "exact"),
+        (["env=custom", f"env.target={HERE}:sync", "actor=mlp"], "anew"),
+    ],
+)
+def test_a_run_that_was_killed_goes_on(words, resume: str, capsys) -> None:
+    """A TorchRL batch to the bit, a VectorEnv with new episodes, from the last checkpoint."""
+    klrl.run(*WORDS, *words, folder=WHOLE)
+    if not (pid := os.fork()):
+        try:
+            klrl.run(*WORDS, *words, folder=PART, callbacks=[Kills()])
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    assert [row["iteration"] for row in rows_of(PART)][-1] == 3
+    stir()
+    capsys.readouterr()
+    assert exits(f"resume={PART}") == 0
+    assert manifest_of(PART)["resume"] == resume
+    assert ("this run begins new episodes" in capsys.readouterr().out) == (resume == "anew")
+    equal, told = compare_bits(WHOLE, PART)
+    assert equal == (resume == "exact"), told
+    before, after = timeless(rows_of(WHOLE)), timeless(rows_of(PART))
+    assert [row["frames"] for row in after] == [row["frames"] for row in before]
+    third = [row["iteration"] for row in before].index(4)
+    assert before[:third] == after[:third]
 
 
 @pytest.mark.integration

@@ -42,7 +42,7 @@ def in_a_process(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_on_a_stand_in_for_cuda() -> None:
-    names = ("budget", "capture", "acting", "acceptance", "runs")
+    names = ("budget", "capture", "acting", "simulators", "acceptance", "runs")
     files = (str(HERE / f"check_{name}.py") for name in names)
     inside = str(Path("inside").resolve())
     done = in_a_process("tests.device.standin", "pytest", *HOW, inside, *files)

@@ -89,7 +89,9 @@ def test_measures_by_hand() -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "exact"])
 def test_a_controller_moves_what_the_transform_charges(estimator: str) -> None:
-    config = RetrieveKLConfig(COEF, "rollout", estimator, "reward", True, name="retrieve")
+    config = RetrieveKLConfig(
+        coef=COEF, estimator=estimator, placement="reward", allow_biased=True, name="retrieve"
+    )
     policy, reference = apart(actor())
     kl = make_reference_kl(config, policy, reference)
     assert kl is not None

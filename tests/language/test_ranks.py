@@ -7,14 +7,16 @@ import re
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.sort_digits_base import build
 from klrl.base.errors import ConfigError
 from klrl.runs.folder import read_manifest
 from klrl.runs.machine import check_ranks
-from tests.language.conftest import QUICK
+from tests.language.conftest import QUICK, QUICK_MODEL
 from tests.runs.commands import rows_of
 
 pytestmark = pytest.mark.timeout(600)  # each process imports torch and transformers
@@ -43,34 +45,36 @@ with ranks.joined():
 """
 
 
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
 def launched(
     world: int, arguments: list[str], folder: Path, **more: str
 ) -> list[subprocess.Popen[str]]:
     """Start the processes as torchrun would, without its own process."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     env = {
-        **os.environ,
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test"},
-        **{
-            "WORLD_SIZE": str(world),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-        },
-        **more,
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TORCHELASTIC_RUN_ID": "test"},
+        **{"WORLD_SIZE": str(world), **more},
     }
     return [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=folder,
-            env=env | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        started([sys.executable, *arguments], folder, RANK=str(rank), LOCAL_RANK=str(rank), **env)
         for rank in range(world)
     ]
+
+
+def started(command: list[str], folder: Path, **more: str) -> subprocess.Popen[str]:
+    here = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **here, **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def communicated(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -133,6 +137,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> str:
     rows = [{"prompt": f"{i}", "answer": f"{i * 7 % 90}"} for i in range(24)]
     path.write_text("\n".join(map(json.dumps, rows)))
     (path.parent / "drawn.py").write_text(DRAWN)
+    build(replace(QUICK_MODEL, seed=1), path.parent / "teacher")
     return str(path)
 
 
@@ -143,6 +148,10 @@ def jobs_on(model: str, answers: str) -> dict[str, list[str]]:
         *(word for word in common if not word.startswith("env.reward=")),
         *(f"env.reward='{Path(answers).parent}/drawn.py:reward'", "kl=none", "collector.prompts=8"),
         "frames=96",
+    ]
+    words["distill"] = [
+        *("experiment=distill_text", *common[1:], "reference=model"),
+        f"reference.path={Path(answers).parent}/teacher",
     ]
     words["sft"] = [
         *("experiment=sft", f"data={answers}", f"actor.model={model}", "frames=24", "device=cpu"),
@@ -160,8 +169,8 @@ QUICKEST = ("parts", "stale", "drawn")
     ("world", "names"),
     [
         (2, QUICKEST),
-        pytest.param(2, (*JOBS, "drawn", "sft"), marks=pytest.mark.slow),
-        pytest.param(4, (*JOBS, "drawn", "sft"), marks=pytest.mark.slow),
+        pytest.param(2, (*JOBS, "drawn", "distill", "sft"), marks=pytest.mark.slow),
+        pytest.param(4, (*JOBS, "drawn", "distill", "sft"), marks=pytest.mark.slow),
     ],
 )
 def test_rows_are_those_of_one_process(
@@ -310,3 +319,37 @@ def test_torchrun_itself(model: str, answers: str, tmp_path: Path) -> None:
         said = [line for line in done.stderr.splitlines() if line.startswith("klrl: ")]
         assert len(said) == 1
         assert "sedd" in said[0] if again else "already has a run" in said[0]
+
+
+def torchrun(machines: int) -> list[str]:
+    """The command of docs/scaling.md for each of some machines; this host has all of them."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(machines)]
+    rendezvous = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
+    return [*command, *rendezvous, "--nproc_per_node", "1", "--local_addr", "127.0.0.1"]
+
+
+def check_machines(words: list[str], folder: Path) -> None:
+    """The run in ``run`` equals that of one process."""
+    ended(launched(1, of_klrl([*words, "hydra.run.dir=alone"]), folder))
+    rows, alone = rows_of(folder / "run"), rows_of(folder / "alone")
+    assert len(rows) == len(alone) == 3
+    for before, after in zip(alone, rows, strict=True):
+        assert_near(before, after, 1e-5)
+
+
+@pytest.mark.slow
+def test_three_machines_are_one_process(model: str, answers: str, tmp_path: Path) -> None:
+    words = [*jobs_on(model, answers)["clip"], "collector.prompts=6", "frames=72"]
+    command = [*torchrun(3), *of_klrl([*words, "hydra.run.dir=run"])]
+    ended([started(command, tmp_path) for _ in range(3)])
+    assert read_manifest(tmp_path / "run")["ranks"] == [3]
+    check_machines(words, tmp_path)
+
+
+@pytest.mark.skipif("KLRL_SLURM" not in os.environ, reason="make test-slurm runs it")
+def test_srun_starts_a_torchrun_for_each_task(model: str, answers: str, tmp_path: Path) -> None:
+    words = jobs_on(model, answers)["clip"]
+    command = ["srun", "--ntasks", "2", *torchrun(2), *of_klrl([*words, "hydra.run.dir=run"])]
+    ended([started(command, tmp_path)])
+    assert read_manifest(tmp_path / "run")["ranks"] == [2]
+    check_machines(words, tmp_path)

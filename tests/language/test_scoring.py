@@ -283,8 +283,9 @@ def test_the_self_check_refuses_logits_that_no_head_gives() -> None:
 def test_a_reference_is_scored_once_for_the_whole_rollout() -> None:
     model, batch = network(seed=1), rollout()
     for at_a_time in (1, 2, 3):
-        found = NextTokens(SHARED.rollout_states(model, batch, at_a_time), head(model), 0.7)
-        assert not found.states.requires_grad
+        states = torch.cat([*SHARED.rollout_states(model, batch, at_a_time)])
+        assert not states.requires_grad
+        found = NextTokens(states, head(model), 0.7)
         torch.testing.assert_close(
             response_log_probs(found, batch["tokens", "response"], response_mask(batch)).double(),
             of_tokens(truth(model, batch, 0.7), batch),

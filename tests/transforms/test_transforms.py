@@ -26,8 +26,10 @@ UNCOLLECTED = "ignore:no action_log_prob for some actions:UserWarning"
 
 def kl_config(mode: str, apply: str = "rollout", estimator: str = "k1"):
     if mode == "legacy":
-        return LegacyKLConfig(COEF, apply, name="legacy")
-    return RetrieveKLConfig(COEF, apply, estimator, "reward", True, name="retrieve")
+        return LegacyKLConfig(coef=COEF, apply=apply, name="legacy")
+    return RetrieveKLConfig(
+        coef=COEF, apply=apply, estimator=estimator, allow_biased=True, name="retrieve"
+    )
 
 
 def moved_agent(env_id: str, distribution: str):

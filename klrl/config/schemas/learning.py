@@ -41,7 +41,7 @@ class AdvantageConfig(ChoiceConfig):
     reward_weight: NonNegative = setting(1.0, added=True)
 
 
-@registered("advantage", "custom", control="control.run.advantage:custom")
+@registered("advantage", "custom", control="control.run.own_advantage:custom")
 class CustomAdvantageConfig(OwnPart, AdvantageConfig):
     """A custom advantage: advantage.target=package.module:Name."""
 
@@ -143,10 +143,6 @@ class ClipConfig(LossConfig):
     #: the ratio's denominator: old (the policy before the update) or sampler; null =
     #: sampler if collector.staleness >= 1 and loss.sampler_weight=null, else old
     anchor: Literal["old", "sampler"] | None = setting(None, added=True)
-
-
-#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
-EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
 
 
 @registered("loss", "dppo", language="losses.policy:DPPOLoss")

@@ -40,10 +40,10 @@ from klrl.control.env.contract import (
     require_picture,
     require_supported,
 )
-from klrl.control.env.episodes import Episodes, Say, any_action, replayed, why_unrepeatable
+from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
 from klrl.control.env.gym_make import make_gym, make_one
 from klrl.control.env.observation import Layout, Packed, flattened, layout_of
-from klrl.control.env.simulators import Copies, Results, simulators_of
+from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
 
 if TYPE_CHECKING:
     from klrl.control.env.library import Library
@@ -141,14 +141,16 @@ class VectorGymEnv(EnvBase):
         self._box = isinstance(action, gymnasium.spaces.Box)
         if self._box:
             self.low, self.high = action.low.reshape(-1), action.high.reshape(-1)  # each [A]
+            bounds = (torch.from_numpy(each) for each in (self.low, self.high))
+            self._low, self._high = (native(x.to(self.simulators.device)) for x in bounds)
 
     def picture(self) -> np.ndarray:
         """Render the first copy, uint8 [height, width, 3]; requires render_mode=rgb_array."""
         return self._call(lambda: require_picture(self.simulators.render()), "picture after step")
 
     def reset_native(
-        self, mask: np.ndarray | None = None, seeds: Sequence[int] | None = None
-    ) -> np.ndarray:
+        self, mask: Native | None = None, seeds: Sequence[int] | None = None
+    ) -> Native:
         """Reset all copies, or those in ``mask`` [N]; return observations [N, D].
 
         A copy that is not reset keeps its last observation. ``seeds`` [N] also has entries for
@@ -156,15 +158,15 @@ class VectorGymEnv(EnvBase):
         """
         return self._call(lambda: self.simulators.reset(mask, seeds), "reset")
 
-    def step_native(self, action: np.ndarray, mask: np.ndarray | None = None) -> Results:
+    def step_native(self, action: Native, mask: Native | None = None) -> Results:
         """Step all copies, or those in ``mask`` [N], with actions [N, A] or [N].
 
         Returns observation [N, D], reward [N], terminated [N], truncated [N]. Observations and
         rewards may be NaN or infinite. The next reset or step overwrites the returned arrays.
         """
         if self._box:
-            # np.clip takes three times as long.
-            action = np.minimum(np.maximum(action, self.low), self.high)
+            xp = functions(action)  # np.clip takes three times as long
+            action = xp.minimum(xp.maximum(action, self._low), self._high)
         self._steps += 1
         return self._call(lambda: self.simulators.step(action, mask), "step")
 
@@ -212,20 +214,20 @@ class VectorGymEnv(EnvBase):
     def _pack(self, **entries: torch.Tensor) -> TensorDict:
         return TensorDict(entries, batch_size=self.batch_size)
 
-    def observed(self, value: np.ndarray, when: str) -> torch.Tensor:
+    def observed(self, value: Native, when: str) -> torch.Tensor:
         """Copy observations [N, ...] to a tensor of ``observation_dtype``; refuse NaN and inf."""
         if self.observation_dtype == np.uint8:
-            return torch.from_numpy(value.copy())
+            return torch.as_tensor(value).clone(memory_format=torch.contiguous_format)
         return self.finite("observation", value, when)
 
-    def finite(self, what: str, value: np.ndarray, when: str) -> torch.Tensor:
+    def finite(self, what: str, value: Native, when: str) -> torch.Tensor:
         """Copy numbers [N, ...] to a float32 tensor.
 
         Raises:
             NonFiniteError: a number is NaN, or infinite in float32 (such as 1e39).
         """
-        # numpy warns when it casts 1e39; np.errstate would hide the warning, but takes 2 us.
-        tensor = torch.from_numpy(np.array(value, dtype=np.float32, copy=True))
+        plain = torch.contiguous_format
+        tensor = torch.as_tensor(value).to(torch.float32, copy=True, memory_format=plain)
         if not torch.isfinite(tensor).all():
             bad, named = (~torch.isfinite(tensor)).nonzero(), self.env_id or self._setting
             raise NonFiniteError(
@@ -252,9 +254,7 @@ class VectorGymEnv(EnvBase):
             self._saves = not why
             return why
         if kept.episodes is None:
-            masked = self.layout is not None and self.layout.masked
-            draw = self.layout.allowed_action if self.layout and masked else any_action
-            if why := why_unrepeatable(self._make, self._step_timeout, say, draw):
+            if why := why_unrepeatable(self._make, self._step_timeout, say, self.layout):
                 return why
             kept.episodes = Episodes(kept.rows)
         return ""

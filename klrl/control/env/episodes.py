@@ -23,6 +23,7 @@ import torch
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
 from klrl.base.time_limit import TookTooLong, within
+from klrl.control.env.observation import Layout, any_action
 
 #: Longest episode that is saved, in steps.
 LONGEST = 20_000
@@ -30,8 +31,6 @@ LONGEST = 20_000
 _PAST, _COMPARED = 40, 24
 _STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
-#: Draws an action of a space that an observation allows.
-Draw = Callable[[Any, gymnasium.Space, np.random.Generator], object]
 Call = Callable[[Callable[[], Any]], Any]
 Make = Callable[[], gymnasium.Env]
 Say = Callable[[str], None]
@@ -95,16 +94,11 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 # ------------------------------------------------------------------------------------------ check
 
 
-def any_action(seen: object, space: gymnasium.Space, rng: np.random.Generator) -> object:
-    """Draw an action from the generator of its space."""
-    return space.sample()
-
-
 def why_unrepeatable(
     make: Make,
     timeout: float | None = None,
     say: Say = lambda _: None,
-    draw: Draw = any_action,
+    layout: Layout | None = None,
 ) -> str:
     """Return the reason why seed and actions do not determine an episode; empty if they do.
 
@@ -115,10 +109,10 @@ def why_unrepeatable(
         make: makes a copy.
         timeout: seconds that a step or a reset may take.
         say: gets a line if seeds change nothing, or if float32 loses changes of an observation.
-        draw: draws the actions, from the space's or the given generator.
+        layout: the layout of observations, which may have a mask of actions.
     """
     call: Call = partial(within, timeout)
-    difference = partial(_difference, make, call, draw)
+    difference = partial(_difference, make, call, layout)
     try:
         with generators_kept(), np.errstate(all="ignore"):
             shown: Shown = []
@@ -138,7 +132,9 @@ def why_unrepeatable(
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shift: int = 0) -> str:
+def _difference(
+    make: Make, call: Call, layout: Layout | None, past: int, shown: Shown, shift: int = 0
+) -> str:
     """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
 
     ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
@@ -146,12 +142,13 @@ def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shi
     with closing(call(make)) as played, closing(call(make)) as fresh:
         space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
         space.seed(0)
+        draw = partial(any_action, layout, space)
         seen, ended = None, True
         for _ in range(past):
             seen = _reset(played, 0, call) if ended else seen
             shown += [[]] * ended
             shown[-1].append(np.array(seen))
-            seen, result = _step(played, draw(seen, space, rng), call)
+            seen, result = _step(played, draw(seen, rng), call)
             ended = any(result[2:])
         shown.append([np.array(_reset(played, seed, call)) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
@@ -159,7 +156,7 @@ def _difference(make: Make, call: Call, draw: Draw, past: int, shown: Shown, shi
             if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift, call)):
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
-                action = draw(seen, space, rng)
+                action = draw(seen, rng)
                 seen, result = _step(played, action, call)
                 if result != _step(fresh, action, call)[1]:
                     return f"two copies with the same seed and actions differ in step {step}"

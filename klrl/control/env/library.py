@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -19,7 +21,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig
 from klrl.control.env.contract import Misfit
 from klrl.control.env.observation import Layout, ObservationPart, entry_of, entry_value
-from klrl.control.env.simulators import Array, Simulators
+from klrl.control.env.simulators import Array, Native, Simulators, functions, on_host
 
 
 class Library(Simulators):
@@ -90,7 +92,7 @@ class Library(Simulators):
         """Seed the generators at each reset of all simulators, differently each time."""
         self._seed, self._resets = seed, 0
 
-    def reset(self, mask: Array | None, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, mask: Native | None, seeds: Sequence[int] | None = None) -> Native:
         """Begin episodes."""
         if mask is not None:
             return self._reset(mask)
@@ -100,17 +102,17 @@ class Library(Simulators):
         return self._begin(seed)
 
     @abstractmethod
-    def _begin(self, seed: int) -> Array:
+    def _begin(self, seed: int) -> Native:
         """Seed the generators, and begin episodes of all simulators."""
 
     @abstractmethod
-    def _reset(self, mask: Array) -> Array:
+    def _reset(self, mask: Native) -> Native:
         """Begin episodes of the simulators in ``mask``."""
 
     def close(self) -> None:
         """Keep what may exist once in a process; Python frees it with its last reference."""
 
-    def draw(self, seen: Array, rng: np.random.Generator) -> Array:
+    def draw(self, seen: Native, rng: np.random.Generator) -> Array:
         """Draw actions, as the policy's, that the masks in ``seen`` [N, D] allow."""
         space, n = self.action_space, self.count
         if isinstance(space, spaces.Box):
@@ -120,7 +122,7 @@ class Library(Simulators):
             return rng.integers(0, 2, (n, int(np.prod(space.shape))))
         counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1)
         masked = self.layout is not None and self.layout.masked
-        allowed = seen[:, -masked:] if masked else np.ones((n, sum(counts)))
+        allowed = on_host(seen[:, -masked:]) if masked else np.ones((n, sum(counts)))
         parts = np.split(
             (allowed != 0) * (1 - rng.random(allowed.shape)), np.cumsum(counts)[:-1], 1
         )
@@ -131,7 +133,8 @@ class Library(Simulators):
         """Reset and step all simulators once; raise a Misfit if the results do not fit."""
         seen = self.reset(None)
         after, reward, *_ = self.step(self.draw(seen, np.random.default_rng(0)))
-        for name, value in (("observation", seen), ("observation", after), ("reward", reward)):
+        shown = zip(("observation", "observation", "reward"), (seen, after, reward), strict=True)
+        for name, value in ((name, on_host(each)) for name, each in shown):
             if not np.isfinite(value).all():
                 wrong = np.flatnonzero(~np.isfinite(value.reshape(self.count, -1)).all(1))
                 raise Misfit(f"{name} of copy {wrong[0]} is not finite")
@@ -146,13 +149,13 @@ class Library(Simulators):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue the episodes of :meth:`state`, of this object or of an equal one."""
 
-    def _packed(self, observation: Any, ended: Array | None = None) -> Array:
+    def _packed(self, observation: Any, ended: Native | None = None) -> Native:
         return pack_rows(self.seen_space, self.layout, observation, ended)
 
 
 def pack_rows(
-    space: Space, layout: Layout | None, observation: Any, ended: np.ndarray | None = None
-) -> np.ndarray:
+    space: Space, layout: Layout | None, observation: Any, ended: Native | None = None
+) -> Native:
     """Pack observations of N simulators, arrays [N, ...] nested as ``space``, to [N, D].
 
     Where an episode has ``ended`` [N], a mask may allow no action.
@@ -162,29 +165,39 @@ def pack_rows(
         rows = _rows(observation, entry)
         if entry.kind != "index":
             return rows
-        one_hot = (rows[:, i, None] == np.arange(n) for i, n in enumerate(entry.counts))
-        return np.concatenate(list(one_hot), 1).astype(np.float32)
+        xp = functions(rows)
+        values = (xp.arange(n, device=rows.device) for n in entry.counts)
+        one_hot = [rows[:, i, None] == each for i, each in enumerate(values)]
+        return xp.asarray(xp.concatenate(one_hot, 1), dtype=xp.float32)
     parts = []
     for entry in layout.entries:
         rows = _rows(entry_value(observation, entry), entry)
         if entry.kind == "mask":
             rows = rows != 0
-            allowed = (part.any(1) for part in np.split(rows, np.cumsum(entry.counts)[:-1], 1))
-            blocked = ~np.logical_and.reduce(list(allowed))
+            ends = np.cumsum(entry.counts)
+            choices = zip(ends - entry.counts, ends, strict=True)
+            blocked = sum(~rows[:, start:end].any(1) for start, end in choices) > 0
             if (blocked if ended is None else blocked & ~ended).any():
                 raise Misfit(f"{entry.key} allows no action, but the episode has not ended")
         parts.append(rows)
-    return np.concatenate(parts, 1, dtype=layout.dtype, casting="unsafe")
+    xp = functions(rows)
+    return xp.asarray(xp.concatenate(parts, 1), dtype=getattr(xp, layout.dtype))
 
 
-def _rows(value: object, entry: ObservationPart) -> np.ndarray:
+def _rows(value: object, entry: ObservationPart) -> Native:
     """Flatten an entry of N simulators to [N, size]; indices count from 0."""
-    array = np.asarray(value)
-    if array.shape[1:] != entry.shape and array.size != len(array) * entry.size:
+    array: Native = value if getattr(value, "is_cuda", False) else np.asarray(value)
+    if array.shape[1:] != entry.shape and math.prod(array.shape) != len(array) * entry.size:
         raise Misfit(f"{entry.named} has shape {array.shape}, not (N, *{entry.shape})")
     rows = array.reshape(len(array), entry.size)
     if entry.kind == "index":
-        rows = rows - np.array(entry.starts)
-        if ((rows < 0) | (rows >= entry.counts)).any():
+        starts, counts = _range(entry, functions(rows), rows.device)
+        rows = rows - starts
+        if ((rows < 0) | (rows >= counts)).any():
             raise Misfit(f"{entry.named} is outside its space")
     return rows
+
+
+@cache
+def _range(entry: ObservationPart, xp: Any, device: Any) -> tuple[Native, Native]:
+    return tuple(xp.asarray(each, device=device) for each in (entry.starts, entry.counts))

@@ -179,15 +179,6 @@ class Layout:
                 raise Misfit(f"{entry.key} allows no action, but the episode has not ended")
         return allowed
 
-    def allowed_action(self, packed: np.ndarray, space: Space, rng: np.random.Generator) -> object:
-        """Draw an action of a space that a transport's mask allows."""
-        (mask,) = (entry for entry in self.entries if entry.kind == "mask")
-        allowed = np.split(packed[-self.masked :], np.cumsum(mask.counts)[:-1])
-        drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
-        rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
-        convert = conversion(space)
-        return next(iter(rows if convert is None else convert(rows)))
-
     def random_transports(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """Draw transports [count, D]: normal vectors, uniform pixels and indices, masks of ones."""
         drawn = np.ones((count, self.size), self.dtype)
@@ -208,6 +199,17 @@ class Layout:
     def line(self) -> str:
         """The entries and their encoders, in a line for the user."""
         return f"observation, by key: {self.names}"
+
+
+def any_action(layout: Layout | None, space: Space, seen: Any, rng: np.random.Generator) -> object:
+    """Draw an action of a space; ``rng`` draws one that the mask of a transport allows."""
+    if layout is None or not layout.masked:
+        return space.sample()
+    allowed = np.split(seen[-layout.masked :], np.cumsum(layout.entries[-1].counts)[:-1])
+    drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
+    rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
+    convert = conversion(space)
+    return next(iter(rows if convert is None else convert(rows)))
 
 
 def layout_of(

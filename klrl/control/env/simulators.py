@@ -9,6 +9,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -34,18 +35,38 @@ from klrl.control.env.contract import (
 )
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from klrl.control.env.episodes import Episodes
 
 Array = np.ndarray
+#: An array of numpy on the CPU, where its calls cost less than torch's; a tensor on a device.
+Native = Any
 #: Observation [N, D], reward [N], terminated [N], truncated [N].
-Results = tuple[Array, Array, Array, Array]
+Results = tuple[Native, Native, Native, Native]
+
+
+def native(values: Tensor) -> Native:
+    """View a tensor's memory as an array if it is on the CPU, else return the tensor."""
+    return values.numpy() if values.device.type == "cpu" else values
+
+
+def functions(values: Native) -> Any:
+    """Return the module with the functions of an array or a tensor: numpy or torch."""
+    return np if isinstance(values, np.ndarray) else sys.modules["torch"]
+
+
+def on_host(values: Native) -> Array:
+    """Return an array, or a copy of a device's tensor as one."""
+    return values if isinstance(values, np.ndarray) else values.cpu().numpy()
 
 
 class Simulators(ABC):
     """N simulators that step together.
 
     Observations are flat, or packed by a layout; actions are the policy's, within their bounds.
-    The next call may overwrite the arrays that a call returns.
+    All are arrays, or tensors on the simulators' device if it is not the CPU. The next call may
+    overwrite what a call returns.
 
     Attributes:
         count: N.
@@ -76,7 +97,7 @@ class Simulators(ABC):
         """Seed all future episodes."""
 
     @abstractmethod
-    def reset(self, mask: Array | None, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, mask: Native | None, seeds: Sequence[int] | None = None) -> Native:
         """Begin episodes of all simulators, or of those in ``mask`` [N]; return observations.
 
         The others keep their observation. ``seeds`` [N], if given, are the seeds of the episodes;
@@ -84,7 +105,7 @@ class Simulators(ABC):
         """
 
     @abstractmethod
-    def step(self, action: Array, mask: Array | None = None) -> Results:
+    def step(self, action: Native, mask: Native | None = None) -> Results:
         """Step all simulators with actions [N, A] or [N]; those in ``mask`` if ``masks``."""
 
     def state(self) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 An environment of batch size [N] steps as it is; so does one of batch size [] that takes any batch
 size (``batch_locked`` is false). Of any other, TorchRL's ``SerialEnv`` steps N copies one by one.
-The environment may compute on any device; its results are copied to the CPU. ``MJLabWrapper``,
+The environment may compute on any device, where its results stay. ``MJLabWrapper``,
 ``IsaacLabWrapper`` and the other wrappers of TorchRL are such environments.
 
 A batch draws from its own random stream. Without it, an evaluation would change the noise of the
@@ -45,7 +45,7 @@ from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.seeds import Stream, generators_kept
 from klrl.control.env.contract import Misfit
 from klrl.control.env.library import Library
-from klrl.control.env.simulators import Array, Results
+from klrl.control.env.simulators import Array, Native, Results, native, on_host
 
 #: A key of a tensordict: a name, or a tuple for nested entries.
 Key = str | tuple[str, ...]
@@ -97,6 +97,8 @@ class TorchRLBatch(Library):
         self.longest_episode = min(_limits(env), default=None)
         self._stream = Stream(0)
         self._data = TensorDict()  # the data for the next step
+        self._seen: Native = np.empty(0)  # the results of the last step
+        self._never = torch.zeros(count, dtype=torch.bool, device=env.device)
 
     def select(self, keys: Sequence[str]) -> None:
         """Show some entries only; a single entry is the observation itself."""
@@ -105,7 +107,7 @@ class TorchRLBatch(Library):
         if self._alone is not None:
             self.seen_space = self.observation_space = self.seen_space[self._alone]
 
-    def _begin(self, seed: int) -> Array:
+    def _begin(self, seed: int) -> Native:
         self._stream = Stream(seed)
         # An environment without a batch of its own takes that of the data.
         sized = None if tuple(self.env.batch_size) else TensorDict(batch_size=[self.count])
@@ -114,14 +116,16 @@ class TorchRLBatch(Library):
             self._data = self.env.reset(None if sized is None else sized.to(self.env.device))
         return self._shown(self._data)
 
-    def _reset(self, mask: Array) -> Array:
-        begins = torch.from_numpy(mask.copy()).unsqueeze(-1).to(self.env.device or "cpu")
+    def _reset(self, mask: Native) -> Native:
+        begins = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
+        if self.device != "cpu":
+            self._look(begins[:, 0])
         with self._stream.drawing():
             self._data = self.env.reset(self._data.set("_reset", begins), set_state=False)
         self._data.pop("_reset", None)
         return self._shown(self._data)
 
-    def step(self, action: Array, mask: Array | None = None) -> Results:
+    def step(self, action: Native, mask: Native | None = None) -> Results:
         """Step all simulators; report ``done`` without ``terminated`` as a truncation."""
         given = self._data.set(self._action_key, self._as_action(action))
         with self._stream.drawing():
@@ -129,13 +133,20 @@ class TorchRLBatch(Library):
         after = stepped["next"]
         done, terminated = self._flag(after, "done"), self._flag(after, "terminated")
         truncated = self._flag(after, "truncated") | (done & ~terminated)
-        seen, ended = self._shown(after, done), done | truncated
-        # Some wrappers have no last observation, and give NaN for it.
-        if ended.any() and seen.dtype.kind == "f" and np.isnan(seen[ended]).all():
-            self.final = False
-        reward = self._per_copy(after, self._reward_key)
+        reward, self._seen = (
+            native(self._per_copy(after, self._reward_key)),
+            self._shown(after, done),
+        )
         self._data = self.env.step_mdp(stepped)
-        return seen, reward, terminated, truncated
+        if self.device == "cpu" and (ended := done | truncated).any():
+            self._look(ended)  # on a device this would wait for it
+        return self._seen, reward, terminated, truncated
+
+    def _look(self, ended: Native) -> None:
+        """Find whether the last observations are known; some wrappers give NaN for them."""
+        numbers = self._seen[ended].reshape(-1)
+        if self.final and len(numbers) and (numbers != numbers).all():
+            self.final = False
 
     def render(self) -> object:
         """Return the first copy's picture; a tensor becomes an array."""
@@ -198,28 +209,28 @@ class TorchRLBatch(Library):
             _require_specs(self._tried)
         super().trial()
 
-    def _as_action(self, action: Array) -> Tensor:
+    def _as_action(self, action: Native) -> Tensor:
         spec = self._action_spec
-        given = torch.from_numpy(np.ascontiguousarray(action))
+        given = torch.as_tensor(action, device=self.env.device)
         if isinstance(spec, OneHot):
             given = spec.to_categorical_spec().to_one_hot(given.long())
         return given.to(self.env.device, spec.dtype).reshape(self.count, *spec.shape)
 
-    def _shown(self, data: TensorDictBase, ended: Array | None = None) -> Array:
+    def _shown(self, data: TensorDictBase, ended: Native | None = None) -> Native:
         if self._alone is not None:
-            return self._packed(_array(data, self._alone), ended)
-        return self._packed(_arrays(data, self.env.observation_spec), ended)
+            return self._packed(_native(data, self._alone), ended)
+        return self._packed(_natives(data, self.env.observation_spec), ended)
 
-    def _per_copy(self, data: TensorDictBase, key: Key) -> Array:
-        value = _array(data, key)
-        if value.size != self.count:
-            raise Misfit(f"{_listed([key])} has shape {value.shape}; one per copy is expected")
-        return value.reshape(-1)
+    def _per_copy(self, data: TensorDictBase, key: Key) -> Tensor:
+        value = _entry(data, key)
+        if value.numel() != self.count:
+            shape = tuple(value.shape)
+            raise Misfit(f"{_listed([key])} has shape {shape}; one per copy is expected")
+        return value.detach().reshape(-1)
 
-    def _flag(self, data: TensorDictBase, name: str) -> Array:
-        if data.get(name, None) is None:
-            return np.zeros(self.count, bool)
-        return self._per_copy(data, name)
+    def _flag(self, data: TensorDictBase, name: str) -> Native:
+        known = data.get(name, None) is not None
+        return native(self._per_copy(data, name) if known else self._never)
 
 
 def _require_specs(env: EnvBase) -> None:
@@ -264,15 +275,15 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) else value
 
 
-def _continued(sims: Library, seen: Array, rng: np.random.Generator, steps: int) -> list[Array]:
+def _continued(sims: Library, seen: Native, rng: np.random.Generator, steps: int) -> list[Array]:
     """Step simulators; return copies of all results, and their observation at the end."""
     told = []
     for step in range(steps):
         results = sims.step(sims.draw(seen, rng))
-        told += [each.copy() for each in results]
+        told += [on_host(each).copy() for each in results]
         ended = results[2] | results[3] | (step == steps // 2)  # a reset draws, too
         seen = sims.reset(ended) if ended.any() else results[0]
-        told.append(seen.copy())
+        told.append(on_host(seen).copy())
     return told
 
 
@@ -346,14 +357,14 @@ def _entry(data: TensorDictBase, key: Key) -> Tensor:
     return value
 
 
-def _array(data: TensorDictBase, key: Key) -> np.ndarray:
-    return _entry(data, key).detach().cpu().numpy()  # a view, if the data is on the CPU
+def _native(data: TensorDictBase, key: Key) -> Native:
+    return native(_entry(data, key).detach())
 
 
-def _arrays(data: TensorDictBase, spec: Composite) -> dict[str, object]:
-    """Convert a spec's entries to arrays, nested as in the spec."""
+def _natives(data: TensorDictBase, spec: Composite) -> dict[str, object]:
+    """Return a spec's entries, nested as in the spec."""
     return {
-        key: _arrays(data[key], each) if isinstance(each, Composite) else _array(data, key)
+        key: _natives(data[key], each) if isinstance(each, Composite) else _native(data, key)
         for key, each in spec.items()
     }
 

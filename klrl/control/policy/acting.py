@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from klrl.control.env.simulators import Array, Native, native
 from klrl.control.policy.distributions import (
     Bernoulli,
     Categorical,
@@ -23,7 +24,6 @@ from klrl.control.policy.distributions import (
 )
 from klrl.control.policy.networks import Agent, ObservationNormalizer, PolicyNet, linears
 
-Array = np.ndarray
 #: On a GPU machine, an MLP with fewer parameters than this still acts in numpy. For 8 environments,
 #: numpy takes 41 us a step with 67,000 parameters and 66 us with 125,000 (one EPYC core). A GPU is
 #: estimated at 35 to 50 us for any MLP: two memory copies (10 us each) and three kernel launches
@@ -32,30 +32,28 @@ LARGE = 75_000
 
 
 class Acting(Protocol):
-    """Interface of a policy that acts in N copies of an environment; all arrays are numpy's."""
+    """Interface of a policy that acts in N simulators, with arrays or tensors as theirs."""
 
     def begin(self, steps: int, copies: int) -> None:
         """Draw noise for ``steps`` steps; actions are deterministic until the first call."""
 
-    def sample(self, step: int, observation: Array) -> Array:
+    def sample(self, step: int, observation: Native) -> Native:
         """Return samples [N, A] or [N] for observations [N, D], with the noise of ``step``."""
 
-    def action(self, sample: Array) -> Array:
+    def action(self, sample: Native) -> Native:
         """Convert a sample to the action."""
 
 
-def make_acting(agent: Agent, device: torch.device) -> Acting:
-    """Make the numpy or the torch version of a policy; :func:`acts_in_numpy` chooses."""
-    if acts_in_numpy(agent, device):
-        return NumpyActing(agent.policy_net, agent.family)
-    return TorchActing(agent.policy_net, agent.family, device)
+def make_acting(agent: Agent, device: torch.device, simulators: str = "cpu") -> Acting:
+    """Make the numpy version of an MLP, on a GPU only of a small one; else the torch version.
 
-
-def acts_in_numpy(agent: Agent, device: torch.device) -> bool:
-    """Whether numpy computes the policy: only for MLPs, and on a GPU only for small MLPs."""
+    ``simulators``: the device of the simulators in which the policy acts; numpy needs the CPU.
+    """
     net = agent.policy_net
     small = device.type == "cpu" or sum(p.numel() for p in net.parameters()) < LARGE
-    return small and runs_in_numpy(net)
+    if simulators == "cpu" and small and runs_in_numpy(net):
+        return NumpyActing(net, agent.family)
+    return TorchActing(net, agent.family, device, simulators)
 
 
 # -------------------------------------------------------------------------------------- numpy
@@ -170,10 +168,16 @@ def _decision(family: Family) -> Callable[[Array], Array]:
 
 
 class TorchActing:
-    """A policy with any network, on any device; on a GPU a step replays a CUDA graph."""
+    """A policy with any network, on any device; on a GPU a step replays a CUDA graph.
 
-    def __init__(self, net: PolicyNet, family: Family, device: torch.device) -> None:
-        self._net, self._family, self._device = net, family, device
+    Observations, samples and actions are on the device of the ``simulators``.
+    """
+
+    def __init__(
+        self, net: PolicyNet, family: Family, device: torch.device, simulators: str = "cpu"
+    ) -> None:
+        self._net, self._device, self._simulators = net, device, simulators
+        self._family = family.acting_on(torch.device(simulators))
         self._noise: Tensor | None = None
         self._captured: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
@@ -182,10 +186,10 @@ class TorchActing:
         noise = self._family.act_noise((steps, copies), self._net.outputs)
         self._noise = noise.to(self._device)
 
-    @torch.inference_mode()
-    def sample(self, step: int, observation: Array) -> Array:
+    @torch.no_grad()
+    def sample(self, step: int, observation: Native) -> Native:
         """Sample with the step's noise; without noise, return the mode."""
-        inputs = torch.from_numpy(observation)
+        inputs = torch.as_tensor(observation)
         if self._device.type == "cuda":
             if self._captured is None:
                 from klrl.base.cuda_graph import captured_forward
@@ -193,11 +197,11 @@ class TorchActing:
                 self._captured = captured_forward(self._net, inputs, self._device)
             outputs = self._captured(inputs)
         else:
-            outputs = self._net(inputs)
+            outputs = self._net(inputs.to(self._device))
         params = dict(zip(self._family.param_keys, outputs, strict=True))
         noise = outputs[0].new_zeros(()) if self._noise is None else self._noise[step]
-        return self._family.act(params, noise).cpu().numpy()
+        return native(self._family.act(params, noise).to(self._simulators))
 
-    def action(self, sample: Array) -> Array:
+    def action(self, sample: Native) -> Native:
         """Convert a sample to the action: squash it for TanhNormal, else return it unchanged."""
-        return self._family.action(torch.from_numpy(sample)).numpy()
+        return native(self._family.action(torch.as_tensor(sample)))

@@ -54,6 +54,10 @@ class Family(ABC):
         """Move tensors of the family to a device, if :meth:`log_prob` reads any."""
         return  # most families have none
 
+    def acting_on(self, device: torch.device) -> Family:
+        """Return the family with what :meth:`action` reads on a device."""
+        return self
+
     @abstractmethod
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log-density of the action that ``sample`` stands for, shape [...]."""
@@ -201,6 +205,10 @@ class TanhNormalFamily(Normal):
     def to(self, device: torch.device) -> None:
         """Move ``half_width``, since a CUDA graph cannot read from the CPU."""
         self.half_width = self.half_width.to(device)
+
+    def acting_on(self, device: torch.device) -> Family:
+        """Return the family with its bounds on a device, since a copy in each step would wait."""
+        return TanhNormalFamily(self.low.to(device), self.high.to(device))
 
     def log_prob(self, params: Params, sample: Tensor) -> Tensor:
         """Log N(u; loc, scale) - log |da/du|."""

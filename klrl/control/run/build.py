@@ -13,12 +13,12 @@ import torch
 from tensordict import TensorDictBase
 
 from klrl.base.seeds import derived_seed, seed_generators
-from klrl.config import Config, DemonstrationsConfig, factory
+from klrl.config import Config, CustomAdvantageConfig, DemonstrationsConfig, factory
 from klrl.config.own import has_state_dict
 from klrl.control.env.copies import VectorGymEnv, make_copies
 from klrl.control.policy.actor import make_agent, range_notes
 from klrl.control.policy.networks import Agent
-from klrl.control.run.advantage import OwnAdvantage, RewardNormalizer
+from klrl.control.run.advantage import RewardNormalizer
 from klrl.control.run.kl import AnnotatedReference, make_reference_kl, preflight_checks
 from klrl.control.run.update import ControlSteps
 from klrl.kl.charge import ReferenceKL
@@ -115,7 +115,7 @@ def advantage(
     saved: dict[str, Component] = {}
     if normalizer is not None:
         saved["reward_normalizer"] = normalizer
-    if isinstance(estimate, OwnAdvantage) and has_state_dict(estimate.part):
+    if isinstance(config.advantage, CustomAdvantageConfig) and has_state_dict(estimate.part):
         saved["advantage"] = estimate.part
     return estimate, normalizer, saved
 

@@ -20,7 +20,8 @@ from klrl.base.text import warn
 from klrl.config import Config, CustomEnvConfig, EnvConfig
 from klrl.config.placement import MOST_JOINT
 from klrl.control.env.copies import VectorGymEnv, make_copies, transformed
-from klrl.control.policy.acting import Acting, Array, make_acting
+from klrl.control.env.simulators import Array, Native, native, on_host
+from klrl.control.policy.acting import Acting, make_acting
 from klrl.control.policy.distributions import Family, MultiCategorical, Params
 from klrl.control.policy.networks import Agent, PolicyNet
 from klrl.control.run.load import load_parties, trained_agent, trained_reference
@@ -74,7 +75,8 @@ def waves(
             wave, limit = _wave(min(len(seeds), copies), left, longest)
             if not wave:
                 break
-            acting = make_acting(agent, plan.device)  # without noise it takes the mode
+            # Without noise it takes the mode.
+            acting = make_acting(agent, plan.device, env.simulators.device)
             watched = None if measure is None else Measuring(acting, measure, plan.device)
             scores, steps = play(env, watched or acting, seeds[:wave], limit, noise)
             yield scores if watched is None else scores._replace(kls=watched.episodes(steps))
@@ -117,19 +119,20 @@ def play(
         if noise is not None and step % _NOISE_STEPS == 0:
             with noise.drawing():  # families draw from torch's global generator
                 acting.begin(_NOISE_STEPS, env.num_copies)
-        seen = env.observed(observation, "in an evaluation").numpy()
+        seen = native(env.observed(observation, "in an evaluation"))
         action = acting.action(acting.sample(step % _NOISE_STEPS, seen))
         results = env.step_native(action, playing if some else None)
         observation, reward, terminated, truncated = results
-        total[playing] += env.finite("reward", reward, "in an evaluation").numpy()[playing]
+        total[playing] += env.finite("reward", reward, "in an evaluation").cpu().numpy()[playing]
         steps += playing
         watch()
-        done = playing & (terminated | truncated)
+        over = on_host(terminated | truncated)
+        done = playing & over
         ended |= done
         playing &= ~done
         if not playing.any():
             break
-        if not some and (over := terminated | truncated).any():
+        if not some and over.any():
             observation = env.reset_native(over)
     return Scores(total[ended].tolist(), cut=int(playing.sum())), steps[: len(seeds)].tolist()
 
@@ -176,14 +179,14 @@ class Measuring:
     def __init__(self, acting: Acting, measure: Measure, device: torch.device) -> None:
         self.begin, self.action, self._sample = acting.begin, acting.action, acting.sample
         self._measure, self._device = measure, device
-        self._seen: list[Array] = []
+        self._seen: list[Tensor] = []
         self._measured: list[dict[str, Array]] = []
 
-    def sample(self, step: int, observation: Array) -> Array:
+    def sample(self, step: int, observation: Native) -> Native:
         """Store observations [N, D]; return the wrapped policy's sample."""
-        self._seen.append(observation.copy())
+        self._seen.append(torch.as_tensor(observation).clone())
         count = len(self._seen)
-        if count * len(observation) >= _STATES or count * observation.size >= _NUMBERS:
+        if count * len(observation) >= _STATES or count * self._seen[0].numel() >= _NUMBERS:
             self._flush()
         return self._sample(step, observation)
 
@@ -196,7 +199,7 @@ class Measuring:
 
     def _flush(self) -> None:
         if self._seen:
-            states = torch.from_numpy(np.stack(self._seen)).to(self._device)
+            states = torch.stack(self._seen).to(self._device)
             found = self._measure(states)
             self._measured.append({name: value.cpu().numpy() for name, value in found.items()})
             self._seen = []
@@ -265,7 +268,8 @@ def film_trained(
     if plan.sampled:
         noise = Stream(derived_seed(starts.seed, f"{starts.use}, film"))
     try:
-        acting = make_acting(trained_agent(folder, which, str(plan.device)), plan.device)
+        agent = trained_agent(folder, which, str(plan.device))
+        acting = make_acting(agent, plan.device, env.simulators.device)
         limit = env.simulators.longest_episode or MAX_STEPS
         warn(f"filming an episode of at most {limit:,} steps")
         camera.start(env.simulators.pictures_per_second)

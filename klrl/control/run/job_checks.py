@@ -25,6 +25,7 @@ from klrl.config import (
     CustomActorConfig,
     CustomEnvConfig,
     EnvConfig,
+    LegacyKLConfig,
     RetrieveKLConfig,
 )
 from klrl.config.choices import choices_for
@@ -46,6 +47,7 @@ from klrl.control.env.observation import (
     MASK,
     Layout,
     Packed,
+    any_action,
     check_images,
     layout_of,
     require_actor,
@@ -58,7 +60,9 @@ if TYPE_CHECKING:
 
 def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> None:
     """Check a control job; arguments as in :func:`klrl.runs.machine.check_machine`."""
-    space = check_env(config.env, config.actor, overridden, config.device)
+    made = check_env(config.env, config.actor, overridden, config.device)
+    _check_device(config, made)
+    space = made.action_space
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.divergence in ("js", "custom"):
         # KLs of independent choices add up; other divergences are sums over all joint actions.
         count, divergence = joint_actions(space), config.kl.divergence
@@ -76,12 +80,23 @@ def check_job(config: Config, overridden: frozenset[str], *, resumed: bool) -> N
             warn_edited(setting, path, run)
 
 
+def _check_device(config: Config, made: gymnasium.Env | Library) -> None:
+    """Refuse simulators on a device with what steps them on the CPU."""
+    if isinstance(made, gymnasium.Env) or made.device == "cpu":
+        return
+    on = f"{config.env.named} computes on {made.device}, where only klrl's loop steps it"
+    if config.collector.name == "torchrl":
+        raise ConfigError(f"collector=torchrl: {on}; choose collector=vector, or its CPU version")
+    if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
+        raise ConfigError(f"kl.apply=step: {on}; choose kl.apply=rollout, or its CPU version")
+
+
 def check_env(
     env: EnvConfig, actor: ActorConfig, overridden: frozenset[str], device: str = "cpu"
-) -> Space:
+) -> gymnasium.Env | Library:
     """Make the environment and step it once; refuse it if this fails or the actor cannot act in it.
 
-    Returns the action space.
+    Returns the environment, closed.
     """
     copy = make_checked(env, device)
     if isinstance(copy, gymnasium.Env):
@@ -107,7 +122,7 @@ def check_env(
         raise ConfigError(
             f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
-    return space
+    return copy
 
 
 def _check_pictures(env: EnvConfig, copy: gymnasium.Env) -> None:
@@ -189,10 +204,8 @@ def _step_once(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> No
     def step() -> tuple[tuple[np.ndarray, object], object]:
         reset = copy.reset(seed=0)
         copy.action_space.seed(0)
-        action = copy.action_space.sample()
-        if layout is not None and layout.masked:
-            # An environment may raise an error for an excluded action.
-            action = layout.allowed_action(reset[0], copy.action_space, np.random.default_rng(0))
+        # An environment may raise an error for an excluded action.
+        action = any_action(layout, copy.action_space, reset[0], np.random.default_rng(0))
         after = copy.step(action)
         copy.close()
         return reset, after

@@ -1,10 +1,11 @@
 """Collect rollouts by klrl's loop or by TorchRL; save and restore running episodes.
 
 ``collector=vector`` gives the batches of ``collector=torchrl``. In each step, TorchRL's collector
-builds a dozen TensorDicts and a distribution. klrl's loop steps the simulators in numpy, and writes
-the results to arrays [N, T]. Transforms change no input of the policy or the simulators, so they
-are applied to the finished batch. Distribution parameters and log-probs are computed once for the
-whole rollout.
+builds a dozen TensorDicts and a distribution. klrl's loop writes the results of the simulators to
+tensors [T, N] on their device; on the CPU numpy does this, whose calls cost less. Where no episode
+ends, a step waits for a device once, to know that. Transforms change no input of the policy or the
+simulators, so they are applied to the finished batch. Distribution parameters and log-probs are
+computed once for the whole rollout.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from klrl.base.seeds import generators_kept
 from klrl.base.text import warn
 from klrl.config import CollectorConfig, Config, DemonstrationsConfig, factory
 from klrl.control.env.copies import VectorGymEnv, transformed
-from klrl.control.policy.acting import acts_in_numpy, make_acting
+from klrl.control.env.simulators import Native, functions, native
+from klrl.control.policy.acting import NumpyActing, make_acting
 from klrl.control.policy.networks import Agent
 
 #: What the user reads about simulators whose library drops last observations.
@@ -58,11 +60,11 @@ class VectorRollout:
         self._env, self._base = env, env.base_env
         self._transforms = _leaves(env.transform)
         self._agent, self._steps, self._device = agent, steps, device
-        self._acting = make_acting(agent, device)
+        self._simulators: str = env.base_env.simulators.device
+        self._acting = make_acting(agent, device, self._simulators)
         self._copies = env.batch_size[0]
-        self._width = env.observation_spec["observation"].shape[-1]
-        self._dtype = env.base_env.observation_dtype
-        self._observation: np.ndarray | None = None
+        self._seen = env.observation_spec["observation"]
+        self._observation: Tensor | None = None
         self._told = False  # whether the user knows that last observations are lacking
         self._trajectories = np.arange(self._copies)
         self._next_trajectory = self._copies
@@ -98,7 +100,7 @@ class VectorRollout:
             return {}
         return {
             "episodes": episodes,
-            "observation": torch.from_numpy(self._observation),
+            "observation": self._observation.cpu(),
             "trajectories": torch.from_numpy(self._trajectories),
             "next_trajectory": self._next_trajectory,
             "carried": self._carried.to_dict(),
@@ -107,7 +109,7 @@ class VectorRollout:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore :meth:`state_dict`."""
         self._base.play_again(state["episodes"])
-        self._observation = state["observation"].cpu().numpy()
+        self._observation = state["observation"].to(self._simulators)
         self._trajectories = state["trajectories"].cpu().numpy()
         self._next_trajectory = int(state["next_trajectory"])
         self._carried = TensorDict(state["carried"], [self._copies])
@@ -116,65 +118,65 @@ class VectorRollout:
 
     def _play(self) -> TensorDict:
         """Step the simulators; return their outputs and the policy's samples [N, T]."""
-        copies, steps, acting = self._copies, self._steps, self._acting
-        observations = np.empty((copies, steps, self._width), self._dtype)
-        after = np.empty_like(observations)
-        rewards = np.empty((copies, steps), np.float32)
-        terminated = np.zeros((copies, steps), bool)
-        truncated = np.zeros((copies, steps), bool)
-        samples: list[np.ndarray] = []
-        actions: list[np.ndarray] = []
+        base, acting, number, flag = self._base, self._acting, torch.float32, torch.bool
+        seen, after = (self._room(self._seen.dtype, *self._seen.shape[1:]) for _ in range(2))
+        rewards, terminated, truncated = map(self._room, (number, flag, flag))
+        observations, results = native(seen), [native(x) for x in (after, rewards)]
+        ends = native(terminated), native(truncated)
+        samples: list[Native] = []
+        actions: list[Native] = []
         if self.sampled:
-            acting.begin(steps, copies)
-        observation = self._observation
-        if observation is None:
-            observation = self._reset(None)
-        for t in range(steps):
-            observations[:, t] = observation
-            sample = acting.sample(t, observation)
-            action = acting.action(sample)
-            raw, reward, terminal, timeout = self._base.step_native(action)
-            observation = raw.astype(self._dtype)
-            after[:, t] = observation
-            rewards[:, t] = reward
-            samples.append(sample)
-            actions.append(action)
+            acting.begin(self._steps, self._copies)
+        begun = self._observation
+        observation = self._reset(None) if begun is None else native(begun)
+        for t in range(self._steps):
+            observations[t] = observation
+            samples.append(acting.sample(t, observations[t]))
+            actions.append(acting.action(samples[-1]))
+            observation, reward, terminal, timeout = base.step_native(actions[-1])
+            results[0][t], results[1][t] = observation, reward
             ended = terminal | timeout
-            if ended.any():
-                terminated[:, t], truncated[:, t] = terminal, timeout
+            if ended.any():  # waits for a device
+                ends[0][t], ends[1][t] = terminal, timeout
                 observation = self._reset(ended)
-        self._observation = observation
-        ended = terminated | truncated
-        if not self._base.simulators.final:  # V(s_t) is the best estimate of V(s_{t+1})
-            after[ended] = observations[ended]
+        self._observation = torch.as_tensor(observation).to(self._seen.dtype, copy=True)
+        done = terminated | truncated
+        if not base.simulators.final:  # V(s_t) is the best estimate of V(s_{t+1})
+            after[done] = seen[done]
             if not self._told:
                 warn(NO_LAST)
                 self._told = True
-        no = np.zeros_like(ended)[..., None]
+        stack = functions(actions[0]).stack
+        flags = {"done": done, "terminated": terminated, "truncated": truncated}
+        flags = {key: value.T.contiguous().unsqueeze(-1) for key, value in flags.items()}
         root = {
-            "observation": torch.from_numpy(observations),
-            "action": torch.from_numpy(np.stack(actions, 1)),
-            self._agent.family.sample_key: torch.from_numpy(np.stack(samples, 1)),
-            **{key: torch.from_numpy(no.copy()) for key in ("done", "terminated", "truncated")},
-            "collector": {"traj_ids": torch.from_numpy(self._number(ended))},
+            "observation": seen.transpose(0, 1).contiguous(),
+            "action": torch.as_tensor(stack(actions, 1)),
+            self._agent.family.sample_key: torch.as_tensor(stack(samples, 1)),
+            **{key: torch.zeros_like(value) for key, value in flags.items()},
+            "collector": {"traj_ids": self._number(done.T.cpu().numpy()).to(done.device)},
             "next": {
-                "observation": self._base.observed(after, "after a step"),
-                "reward": self._base.finite("reward", rewards[..., None], "after a step"),
-                "done": torch.from_numpy(ended[..., None]),
-                "terminated": torch.from_numpy(terminated[..., None]),
-                "truncated": torch.from_numpy(truncated[..., None]),
+                "observation": base.observed(after.transpose(0, 1), "after a step"),
+                "reward": base.finite("reward", rewards.T.unsqueeze(-1), "after a step"),
+                **flags,
             },
         }
-        return TensorDict(root, [copies, steps], names=[None, "time"])
+        return TensorDict(root, [self._copies, self._steps], names=[None, "time"])
 
-    def _reset(self, mask: np.ndarray | None) -> np.ndarray:
+    def _room(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Make a tensor of zeros [T, N, ...] on the simulators' device."""
+        size = (self._steps, self._copies, *shape)
+        return torch.zeros(size, dtype=dtype, device=self._simulators)
+
+    def _reset(self, mask: Native | None) -> Native:
         """Reset all copies, or those in ``mask`` [N]; the others keep the result of their step."""
-        observation = self._base.reset_native(mask).astype(self._dtype)
-        begun = observation if mask is None else np.where(mask[:, None], observation, 0)
+        observation = begun = self._base.reset_native(mask)
+        if mask is not None:
+            begun = functions(observation).where(mask[:, None], observation, 0)
         self._base.observed(begun, "at reset")  # refuses NaN
         return observation
 
-    def _number(self, ended: np.ndarray) -> np.ndarray:
+    def _number(self, ended: np.ndarray) -> Tensor:
         """Assign trajectory ids [N, T]; after an episode ends, its copy gets the next free id."""
         ids = np.empty(ended.shape, np.int64)
         start = 0
@@ -185,7 +187,7 @@ class VectorRollout:
             self._trajectories[ended[:, t]] = self._next_trajectory + np.arange(count)
             self._next_trajectory += count
         ids[:, start:] = self._trajectories[:, None]
-        return ids
+        return torch.from_numpy(ids)
 
     # --------------------------------------------------------------------------------- batch
 
@@ -205,18 +207,17 @@ class VectorRollout:
         The sum of a running episode continues from the last rollout. Values are added in the order
         of time, so that the rounding equals TorchRL's.
         """
-        ended = batch.get(("next", "done"))[..., 0].cpu().numpy()
-        sums = value[..., 0].cpu().numpy().copy()
-        last: Any = (
-            0 if (kept := self._carried.get(key, None)) is None else kept[:, 0].cpu().numpy()
-        )
-        start = 0
-        for stop in sorted({*(np.flatnonzero(ended.any(0)) + 1).tolist(), self._steps}):
+        ended = native(batch.get(("next", "done"))[..., 0].to(self._simulators))
+        sums = native(value[..., 0].to(self._simulators, copy=True))
+        kept, start, xp = self._carried.get(key, None), 0, functions(sums)
+        last: Any = 0 if kept is None else native(kept[:, 0].to(self._simulators))
+        over = torch.as_tensor(ended).any(0).nonzero()[:, 0].tolist()
+        for stop in sorted({*(t + 1 for t in over), self._steps}):
             piece = sums[:, start:stop]
             piece[:, 0] += last
-            np.cumsum(piece, 1, dtype=sums.dtype, out=piece)
-            start, last = stop, np.where(ended[:, stop - 1], 0, piece[:, -1])
-        batch.set(("next", key), torch.from_numpy(sums).unsqueeze(-1).to(value.device))
+            xp.cumsum(piece, 1, out=piece)
+            start, last = stop, xp.where(ended[:, stop - 1], 0, piece[:, -1])
+        batch.set(("next", key), torch.as_tensor(sums).unsqueeze(-1).to(value.device))
 
     def _add_before(self, batch: TensorDictBase) -> None:
         """Copy each transform's entries under "next" to the following step; 0 after a reset."""
@@ -292,7 +293,8 @@ def described(
     """Say how rollouts are collected, in words for the user."""
     if isinstance(config, DemonstrationsConfig):
         return f"collector={config.name}, read from {config.data}"
-    acts = "numpy" if acts_in_numpy(agent, device) else "torch"
+    made = make_acting(agent, device, copies.simulators.device)
+    acts = "numpy" if isinstance(made, NumpyActing) else "torch"
     acts = "TorchRL's modules" if config.name == "torchrl" else acts
     return f"collector={config.name}, {copies.simulators.stepped}, policy in {acts}"
 

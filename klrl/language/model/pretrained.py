@@ -169,14 +169,22 @@ def load_causal_lm(
         eos_token_id=list(eos) if len(eos) > 1 else eos[0],
     )
     network.config.pad_token_id = tokenizer.pad_token_id
+    trained = to_train(network, mixed, lora, gradient_checkpointing, setting)
+    placed: nn.Module = nn.Module.to(trained, device)
+    return CausalLM(placed, tokenizer, context_of(config), eos)
+
+
+def to_train(
+    network: PreTrainedModel, mixed: bool, lora: LoraConfig | None, checkpoint: bool, setting: str
+) -> nn.Module:
+    """Prepare a model for training; see the arguments of :func:`load_causal_lm`."""
     if mixed:
         compute_in_bfloat16(network)
     if lora is not None:
         network = add_lora(network, lora)
-    if gradient_checkpointing:
+    if checkpoint:
         _checkpoint_activations(network, setting)
-    placed: nn.Module = nn.Module.to(network, device).train(gradient_checkpointing)
-    return CausalLM(placed, tokenizer, context_of(config), eos)
+    return network.train(checkpoint)
 
 
 def _check_vocabulary(network: PreTrainedModel, tokenizer: Tokenizer, setting: str) -> None:

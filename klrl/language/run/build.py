@@ -26,7 +26,7 @@ from klrl.language.run.answers import answer_ids, answered
 from klrl.language.run.kl import Reference, checkpointed
 from klrl.language.run.load import BaseDigest, Policy, Weights, load_reference
 from klrl.language.run.preflight import PROMPTS, preflight_checks
-from klrl.language.run.rollout import extras_of, texts_of
+from klrl.language.run.rollout import exact_every, extras_of, texts_of
 from klrl.language.run.sampler import CacheSampler
 from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.update import LanguageSteps
@@ -160,20 +160,14 @@ def make_advantage(
 
 
 def exact_notes(config: LanguageConfig) -> list[str]:
-    """Return a line about KLs that are not exact in every row, or are exact all the same."""
-    every, exact, control = config.exact_every, config.kl.exact, config.controller.name
-    if exact == "always":
+    """Return a line about rows without exact KLs (``kl.exact``), if there are any."""
+    every, controller = exact_every(config), config.controller.name
+    if every == 1:
         return []
-    if config.learns_from_states:
-        told = "the loss or the critic reads hidden states, so they are kept, and KLs are exact"
-    elif every == 1:
-        told = "rows have kl/old/k3 instead of kl/old/exact"
-    else:
-        where = f"but for every {every}th row, " * (every > 0)
-        told = f"{where}rows have kl/ref/k3 and kl/old/k3 instead of exact KLs"
-        reads = config.has_reference and control not in ("fixed", "schedule")
-        told += f"; controller={control} reads kl/ref/k3 in every row" * reads
-    return [f"kl.exact={exact}: {told}"]
+    rows = f"rows but every {every}th" if every else "rows"
+    told = f"kl.exact={config.kl.exact}: {rows} have kl/ref/k3 and kl/old/k3 instead of exact KLs"
+    moves = config.has_reference and controller not in ("fixed", "schedule")
+    return [told + f"; controller={controller} reads kl/ref/k3 in every row" * moves]
 
 
 def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:

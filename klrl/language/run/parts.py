@@ -40,6 +40,8 @@ from klrl.language.run.rollout import (
     SAMPLER_STATES,
     STATES,
     PromptRollout,
+    exact_every,
+    learns_from_states,
     make_sampler,
     rescore,
     rounding,
@@ -84,7 +86,7 @@ class LanguageParts(Parts):
         super().__init__(config, device_of(config.device))
         rule, fresh = self.reference_rule, before is None
         described = (before or {}).get("reference")
-        self.config = config
+        self.config, self.exact_kl = config, exact_every(config) == 1
         self.task = build.make_task(config)
         self.policy = build.make_policy(config, self.task, _say)
         self.weights = build.make_weights(config, self.policy, rule, fresh=fresh)
@@ -132,7 +134,7 @@ class LanguageParts(Parts):
         if self.reference is not None:
             measured = measure(batch)
         charge(batch, self.kl, corrected=config.corrects_sampler)
-        if config.kl.exact == "charged" and not config.learns_from_states:
+        if config.kl.exact == "charged" and not learns_from_states(config):
             own.pop(STATES, None)
         return measured
 

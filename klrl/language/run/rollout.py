@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from klrl.base import ranks
 from klrl.base.seeds import derived_seed
-from klrl.config import LanguageConfig
+from klrl.config import AdvantageConfig, LanguageConfig
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
     ATTENTION,
@@ -44,6 +44,25 @@ REF_STATES = ("ref", "states")
 GOLD = ("next", "gold")
 #: Label -> unweighted score [B, 1, 1] of each reward function, if there are several.
 PARTS = ("next", "reward_parts")
+
+
+#: ``loss.measure`` over the whole vocabulary -> the divergence of the policy and the sampler.
+EXACT_MEASURES = {"tv_exact": "tv", "kl_exact": "forward"}
+
+
+def learns_from_states(config: LanguageConfig) -> bool:
+    """Return whether the critic or the loss reads hidden states from before the update."""
+    kl_old, measure = (getattr(config.loss, name, "") for name in ("kl_old", "measure"))
+    critic = isinstance(config.advantage, AdvantageConfig)
+    return critic or kl_old == "exact" or measure in EXACT_MEASURES
+
+
+def exact_every(config: LanguageConfig) -> int:
+    """Return the iterations from one with exact KLs to the next (``kl.exact``); 0 if none has."""
+    exact, charged = config.kl.exact, getattr(config.kl, "estimator", "") == "exact"
+    if exact == "always" or charged or learns_from_states(config):
+        return 1
+    return 0 if exact == "charged" else int(exact.removeprefix("every:"))
 
 
 def make_sampler(policy: Policy) -> CacheSampler:
@@ -103,7 +122,7 @@ class PromptRollout:
     @property
     def exact(self) -> bool:
         """Whether the next rollout keeps its hidden states, for exact KLs (``kl.exact``)."""
-        every = self.config.exact_every
+        every = exact_every(self.config)
         return every > 0 and (self.iteration + 1) % every == 0
 
     def draw(self, prompts: PromptBatch, first: int) -> TensorDict:

@@ -24,7 +24,7 @@ from klrl.language.data.batch import (
 from klrl.language.model.causal_lm import computing_in_bfloat16, head, weight_of
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import PromptRollout
+from klrl.language.run.rollout import PromptRollout, exact_every
 from klrl.runs.metrics import Row
 from klrl.train import stale
 
@@ -92,6 +92,6 @@ def room(config: LanguageConfig, policy: Policy) -> list[str]:
     """Return a line about the memory of the waiting rollouts, if there are any; see stale.room."""
     weight = weight_of(policy.model.get_output_embeddings())  # type: ignore[operator]
     wide = config.collector.max_new_tokens * weight.shape[-1] * weight.element_size()
-    size = config.frames_per_iteration * wide * (config.exact_every > 0) + weight.nbytes
+    size = config.frames_per_iteration * wide * (exact_every(config) > 0) + weight.nbytes
     smaller = "collector.prompts or collector.max_new_tokens"
     return stale.room(config, size, weight.device, smaller)

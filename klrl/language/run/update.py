@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from klrl.base import ranks
-from klrl.config import EXACT_MEASURES, AdamWConfig, LanguageConfig, OptimConfig, factory
+from klrl.config import AdamWConfig, LanguageConfig, OptimConfig, factory
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.language.data.batch import (
@@ -35,7 +35,7 @@ from klrl.language.model.vocabulary import (
 )
 from klrl.language.run.kl import Reference, of_old
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import REF_STATES, SAMPLER_STATES, STATES
+from klrl.language.run.rollout import EXACT_MEASURES, REF_STATES, SAMPLER_STATES, STATES
 from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.shares import own_part, own_rows, take
 from klrl.losses.policy import LossTerms, Scored, make_loss

@@ -1,0 +1,83 @@
+"""docs/performance.md recomputed from committed files; ``python -m tests.test_performance``."""
+
+import json
+
+import pytest
+
+from benchmarks import results
+
+MACHINE = json.loads((results.FOLDER / "amd-epyc-2-cores.json").read_text("utf-8"))
+GPU, ANOTHER = (
+    json.loads((results.FOLDER / f"gpu{name}.json").read_text("utf-8")) for name in ("", "-another")
+)
+SMALL, LARGE, LEANRL, PRESET = (
+    *("Pendulum 8 x 256, 64-64", "HalfCheetah 64 x 64, 1024-1024", "HalfCheetah 1 x 2,048, 64-64"),
+    "HalfCheetah's preset (trpo)",
+)
+
+
+def numbers() -> dict[str, str]:
+    """What a number is -> how the page tells it."""
+    found = {}
+    models = {"14-token": "334,176 weights, 14-token", "94-token": "the same, 94-token"}
+    for name, told in models.items():
+        ratio = MACHINE["language"]["workloads"][f"{name} prompts"]["klrl"]["ratio"]
+        found[f"klrl / TRL, {name}"] = f"| {told} prompts | {results.spread(ratio, 2)} |"
+    speed = GPU["frames_per_second"]
+    for name in (SMALL, LARGE, LEANRL, PRESET):
+        eager, captured = (speed[f"{name}, {how}"] for how in ("eager", "captured"))
+        found[f"H100, {name}"] = f"| {eager:,} | {captured:,} |"
+    other = [ANOTHER["frames_per_second"][f"{x}, captured"] for x in (SMALL, LEANRL, LARGE)]
+    found["another H100"] = "gave {:,}, {:,} and {:,}".format(*other)
+    wide = sorted(file["frames_per_second"][f"{LARGE}, captured"] for file in (GPU, ANOTHER))
+    found["1,024 wide, two H100s"] = "{:,} to {:,}".format(*wide)
+    passed = sum(check["status"] == "ok" for check in GPU["checks"])
+    found["checks on the H100"] = f"passes its {passed} checks"
+    for name, column, title in (
+        (SMALL, "Pendulum-v1, 8 x 256", "pendulum"),
+        (LEANRL, "HalfCheetah-v5, 1 x 2048", "half_cheetah"),
+    ):
+        core = results.idle(MACHINE, column)["contenders"]["klrl package"]["frames_per_cpu_second"]
+        share = speed[f"{name}, captured"] / core["median"]
+        found[f"H100 / CPU core, {title}"] = f"{share:.2f} ({title} "
+    return found
+
+
+def page() -> str:
+    return " ".join(results.SUMMARY.read_text("utf-8").split())
+
+
+@pytest.mark.parametrize("what", numbers())
+def test_the_page_tells_the_number_of_the_file(what: str) -> None:
+    assert numbers()[what] in page()
+
+
+@pytest.mark.parametrize(("path", "make"), [("PAGE", "render"), ("SUMMARY", "control")])
+def test_the_tables_are_those_of_the_file(path: str, make: str) -> None:
+    where = getattr(results, path)
+    made = results.page_of(where, getattr(results, make)(MACHINE))
+    assert where.read_text("utf-8") == made, "python -m benchmarks.results writes it"
+
+
+def test_the_readme_tells_the_tables_ratios() -> None:
+    (row,) = [x for x in results.control(MACHINE).splitlines() if " / klrl package" in x]
+    of = [float(cell) for cell in row.split("|")[2:-1]]
+    readme = " ".join((results.ROOT / "README.md").read_text("utf-8").split())
+    pendulum, _, hopper, cartpole = of
+    told = f"{pendulum:.1f} times Stable-Baselines3 on Pendulum, {hopper:.1f} on Hopper, "
+    assert told + f"{cartpole:.1f} on CartPole" in readme
+
+
+def test_loaded_rounds_do_not_reach_the_page() -> None:
+    column = "Hopper-v5, 8 x 256"
+    cells = {**MACHINE["idle"][column], "load": [0.5, 2.4, 2]}
+    cells["contenders"] = {"klrl package": {"frames_per_cpu_second": {"median": 1e6 / 77.7}}}
+    loaded = results.control({**MACHINE, "throughput": {column: cells}})
+    assert "77.7" not in loaded
+    idle = {column: {**cells, "load": [0.5, 2.0, 2]}}
+    assert "77.7" in results.control({**MACHINE, "throughput": idle})
+
+
+if __name__ == "__main__":
+    for what, told in numbers().items():
+        print(f"{'ok' if told in page() else 'NOT ON THE PAGE'}  {what}: {told}")
