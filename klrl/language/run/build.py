@@ -164,7 +164,7 @@ def exact_notes(config: LanguageConfig) -> list[str]:
     every, controller = exact_every(config), config.controller.name
     if every == 1:
         return []
-    rows = f"rows but every {every}th" if every else "rows"
+    rows = "other rows" if every else "rows"
     told = f"kl.exact={config.kl.exact}: {rows} have kl/ref/k3 and kl/old/k3 instead of exact KLs"
     moves = config.has_reference and controller not in ("fixed", "schedule")
     return [told + f"; controller={controller} reads kl/ref/k3 in every row" * moves]

@@ -14,13 +14,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from klrl.base.errors import ConfigError
-from klrl.config import EXACT_MEASURES, LanguageConfig, factory
+from klrl.config import LanguageConfig, factory
 from klrl.language.data.model_files import find_model, read_config, silent
 from klrl.language.data.prompts import encode
 from klrl.language.data.tasks import make_task
 from klrl.language.model import causal_lm, pretrained
 from klrl.language.model.vocabulary import CHUNK_ELEMENTS
 from klrl.language.run.load import find_base
+from klrl.language.run.rollout import EXACT_MEASURES, exact_every
 from klrl.language.run.scoring import costs
 from klrl.language.run.update import prompts_at_a_time
 from klrl.losses.policy import make_loss
@@ -66,7 +67,9 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
     logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read))
     learning = max(learning, forward + logits) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
-    waiting = state * ((config.exact_every > 0) + len(read - {"old"}) + collector.staleness * ranks)
+    waiting = state * (
+        (exact_every(config) > 0) + len(read - {"old"}) + collector.staleness * ranks
+    )
     keys = [each for layer in cache.layers for each in vars(layer).values()]
     row = prompt if causal_lm.sharing_refused(model) is None else prompt * group
     cached = sum(each.nbytes for each in keys if isinstance(each, Tensor)) * own
