@@ -1,7 +1,6 @@
 """CPU time per frame from 1 to 4,096 pendulums, of klrl, Stable-Baselines3 and a TorchRL loop.
 
     python -m benchmarks.copies            # 40 minutes; writes results/copies.json and the picture
-    python -m benchmarks.copies --draw     # the picture again, from results/copies.json
     python -m benchmarks.copies --most 64 --no-save
 
 All with equal work (:mod:`benchmarks.throughput`), in turn, on one thread; klrl compiled (aot).
@@ -59,18 +58,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--most", type=int, default=max(SIZES), help="copies at most")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--no-save", action="store_true", help="print only")
-    args, path = parser.parse_args(), FOLDER / "copies.json"
-    if args.draw:
-        draw(json.loads(path.read_text()))
-        return
-    load = [os.getloadavg()[0]]
+    args, load = parser.parse_args(), os.getloadavg()[0]
     found = {"us": measure(args.most, args.rounds), "machine": machine(), "commit": commit()}
-    found["load"] = [*load, os.getloadavg()[0]]
+    found["load"] = [load, os.getloadavg()[0]]
     print(json.dumps(found["us"], indent=1))
     if not args.no_save:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        (FOLDER / "copies.json").write_text(json.dumps(found, indent=1) + "\n")
         draw(found)
 
 

@@ -90,12 +90,13 @@ def _one_stream() -> Iterator[None]:
 
 
 @cache
-def per_step(copies: int) -> dict[str, float]:
+def per_step(copies: int, actor: str) -> dict[str, float]:
     """What a step of the loop asks of a device, from rollouts of 4 and of 14 steps."""
     found: list[dict[str, int]] = []
     for steps in (4, 14):
-        words = (f"env.num_envs={copies}", f"collector.steps={steps}", "learner.minibatches=1")
-        config = klrl.compose(*BATCH, *words, "device=cuda:1", "logger=none")
+        words = (f"env.num_envs={copies}", f"collector.steps={steps}", f"actor={actor}")
+        more = ("learner.minibatches=1", "device=cuda:1", "logger=none")
+        config = klrl.compose(*BATCH, *words, *more)
         rollout: Any = ControlParts(config).rollout(0)
         rollout.collect()
         standin.clear()
@@ -106,15 +107,16 @@ def per_step(copies: int) -> dict[str, float]:
     return {name: (found[1][name] - found[0].get(name, 0)) / 10 for name in names}
 
 
+@pytest.mark.parametrize("actor", ["normal", "tanh_normal"])
 @pytest.mark.parametrize("copies", [8, 256])
-def test_a_step_of_simulators_on_a_device_waits_once(copies: int) -> None:
+def test_a_step_of_simulators_on_a_device_waits_once(copies: int, actor: str) -> None:
     """Only to know whether an episode ends; the policy's forward is one graph."""
-    found = per_step(copies)
+    found = per_step(copies, actor)
     print(copies, found)
     assert found["replay"] == 1
     assert found["wait"] <= 1
     assert not any(found.get(f"copy:{way}", 0) for way in ("h2d", "d2h"))
-    assert found["launch"] == per_step(8)["launch"] <= 90
+    assert found["launch"] == per_step(8, actor)["launch"] <= 90
 
 
 @pytest.mark.parametrize("job", JOBS)
