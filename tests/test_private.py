@@ -107,6 +107,13 @@ USES = (
         "a shallow copy shares its children's dict; a public setter would change the original",
     ),
     (
+        "language/run/memory.py",
+        "torch._subclasses.fake_tensor.FakeTensorMode "
+        "torch.utils._python_dispatch.TorchDispatchMode",
+        "torch 2.13",
+        "torch documents fake tensors and dispatch modes under these names alone",
+    ),
+    (
         "objectives/ppo.py",
         "_has_critic _reduce_loss",
         "torchrl 0.14",

@@ -150,8 +150,8 @@ def jobs_on(model: str, answers: str) -> dict[str, list[str]]:
         "frames=96",
     ]
     words["distill"] = [
-        *("experiment=distill_text", *common[1:], "reference=model"),
-        f"reference.path={Path(answers).parent}/teacher",
+        *("experiment=distill_text", *common[1:], "actor.dtype=float64"),  # a KL of .002 nats
+        *("reference=model", f"reference.path={Path(answers).parent}/teacher"),
     ]
     words["sft"] = [
         *("experiment=sft", f"data={answers}", f"actor.model={model}", "frames=24", "device=cpu"),

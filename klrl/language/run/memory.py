@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AutoModelForCausalLM, DynamicCache
 
@@ -162,7 +161,7 @@ class _Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for each in tree_leaves(made):
+        for each in made if isinstance(made, tuple | list) else (made,):
             if isinstance(each, Tensor) and (held := each.untyped_storage()) not in self._known:
                 self._known[held] = None
                 self._add(held.nbytes())
