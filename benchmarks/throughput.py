@@ -1,6 +1,6 @@
 """Frames per CPU-second of klrl and of its peers on the same work, beside the processor's limit.
 
-    python -m benchmarks.throughput                   # all parts: 20 minutes; writes the results
+    python -m benchmarks.throughput                   # all parts: 30 minutes; writes the results
     python -m benchmarks.throughput pendulum copies   # some parts; what is not measured stays
     python -m benchmarks.throughput --quick           # two short rounds of pendulum; writes nothing
 

@@ -160,6 +160,19 @@ def test_the_presets_page_weighs_returns_per_cpu_second_as_the_cells_do() -> Non
     assert " ".join(f"{x} {y}" for x, y in zip(told, by, strict=True)) in page
 
 
+def test_the_controllers_page_tells_how_far_the_coefficient_moves() -> None:
+    text = (FOLDER / "controllers" / "moves.jsonl").read_text("utf-8")
+    moved: dict[tuple[str, str], list[float]] = {}
+    for cell_ in map(json.loads, text.splitlines()):
+        coef = np.array(cell_["coef"])
+        steps = np.abs(coef[1:] / coef[:-1] - 1)[len(coef) // 2 :]
+        moved.setdefault((cell_["controller"], cell_["env"]), []).append(float(np.median(steps)))
+    page = " ".join((FOLDER / "controllers" / "README.md").read_text("utf-8").split())
+    for name, words in (("held", "to the next by"), ("dual", "that of `dual` by")):
+        of = [100 * np.mean(moved[name, env]) for env in ("pendulum", "hopper", "half_cheetah")]
+        assert "{} {:.0f}, {:.0f} and {:.0f} %".format(words, *of) in page
+
+
 def test_the_indexs_numbers_are_those_of_the_committed_cells() -> None:
     found = mujoco.read_cells(FOLDER / "mujoco")
     told = " ".join((FOLDER / "README.md").read_text("utf-8").split())
