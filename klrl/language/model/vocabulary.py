@@ -175,13 +175,18 @@ def over_tokens(
 def _split(value: States, mask: Tensor, real: Tensor, size: int) -> Iterator[Tensor]:
     """Yield the entries at real tokens, [n, ...], ``size`` at a time."""
     if isinstance(value, Tensor):
-        flat = value.flatten(0, 1).index_select(0, real)
-        yield from flat.split(size) if len(flat) > size else [flat]
+        # Without gradient by parts, each when its turn comes: copies take memory.
+        parts = [real] if value.requires_grad else real.split(size)
+        for chosen in parts:
+            flat = value.flatten(0, 1).index_select(0, chosen)
+            yield from flat.split(size) if len(flat) > size else [flat]
         return
     rows, rest = 0, list[Tensor]()
     for piece in value:
         rest.append(piece[mask[rows : rows + len(piece)]])
-        *whole, last = torch.cat(rest).split(size)
+        rows += len(piece)
+        del piece
+        *whole, last = (torch.cat(rest) if len(rest) > 1 else rest[0]).split(size)
+        rest = [last]
         yield from whole
-        rows, rest = rows + len(piece), [last]
     yield from rest

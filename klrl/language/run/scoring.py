@@ -191,8 +191,8 @@ class ScoringLayout:
         """
         for rows in self.parts(batch, prompts_at_a_time):
             with during():
-                states = self.states(model, batch[rows])
-            yield states
+                states = [self.states(model, batch[rows])]
+            yield states.pop()  # whose memory is the caller's to free
 
 
 #: Attention with a mask over L tokens costs as much as L / ATTENTION times all else, forward and
