@@ -116,8 +116,8 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 	.venv-jax/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench-jax: .venv-jax/.ready ## pendulum and cartpole beside PPO in JAX too, in its own .venv-jax; writes the results (9 minutes)
-	$(BIN)/python -m benchmarks.throughput pendulum cartpole
+bench-jax: .venv-jax/.ready ## pendulum beside PPO in JAX too, in its own .venv-jax; writes the results (5 minutes)
+	$(BIN)/python -m benchmarks.throughput pendulum
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt | $(VENV)/.smollm
 	$(BIN)/python -m venv .venv-trl

@@ -22,35 +22,23 @@ from benchmarks.results import ROOT, environment
 from benchmarks.rounds import Failed, last_words, rounds, spread
 from benchmarks.same_rows import read_rows
 
-#: The run, in a process of its own: prints CPU microseconds per frame, of all and of the rollouts.
+#: The run, in a process of its own: prints CPU microseconds per frame.
 CODE = """
-import json, sys, time
+import json, time
 from klrl.__main__ import main
 from klrl.train.loop import Training
 
-laps, sampled = [], [0.0]
-make_row, open_ = Training.make_row, Training._open
-def opened(self, *args):
-    rollout = open_(self, *args)
-    collect = rollout.collect
-    def timed():
-        before = time.process_time()
-        batch = collect()
-        sampled.append(time.process_time() - before)
-        return batch
-    rollout.collect = timed
-    return rollout
+laps, make_row = [], Training.make_row
 def counted(self, batch, *rest):
     laps.append((time.process_time(), batch.numel()))
     return make_row(self, batch, *rest)
-Training._open, Training.make_row = opened, counted
+Training.make_row = counted
 try:
     main()
 except SystemExit as end:
     assert not end.code, end.code
 frames = sum(count for _, count in laps[1:])
-each = {"us": laps[-1][0] - laps[0][0], "rollouts": sum(sampled[2:])}
-print(json.dumps({key: 1e6 * value / frames for key, value in each.items()}))
+print(json.dumps({"us": 1e6 * (laps[-1][0] - laps[0][0]) / frames}))
 """
 
 
@@ -93,10 +81,9 @@ def main() -> None:
             sys.exit(1)
         before, now = told["before"], told["now"]
         equal &= all(line["rows"] == before[0]["rows"] for line in (*before, *now))
-        for key in ("us", "rollouts"):
-            each = {name: spread([line[key] for line in lines]) for name, lines in told.items()}
-            ratio = spread([b[key] / n[key] for b, n in zip(before, now, strict=True)])
-            print(env, "all" if key == "us" else key, each, "ratio", ratio)
+        each = {name: spread([line["us"] for line in lines]) for name, lines in told.items()}
+        ratio = spread([b["us"] / n["us"] for b, n in zip(before, now, strict=True)])
+        print(env, each, "ratio", ratio)
     print("rows: equal" if equal else "rows: they differ")
     sys.exit(not equal)
 

@@ -166,9 +166,6 @@ def spread(found: dict[str, float], digits: int = 0) -> str:
     return f"{told[0]} [{told[1]}, {told[2]}]"
 
 
-# ------------------------------------------------------------------------------------- sections
-
-
 def throughput(data: dict[str, Any]) -> str:
     parts = []
     for name, part in data.items():

@@ -93,7 +93,7 @@ def loads(found: dict[str, list[Told]]) -> list[float]:
 
 def spread(values: Sequence[float]) -> dict[str, float]:
     found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
-    return {key: round(value, 3) for key, value in found.items()}
+    return {key: round(float(value), 3) for key, value in found.items()}
 
 
 def median_phases(lines: Sequence[Line]) -> dict[str, float]:

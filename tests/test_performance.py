@@ -31,6 +31,10 @@ def numbers() -> dict[str, str]:
     found["another H100"] = "gave {:,}, {:,} and {:,}".format(*other)
     wide = sorted(file["frames_per_second"][f"{LARGE}, captured"] for file in (GPU, ANOTHER))
     found["1,024 wide, two H100s"] = "{:,} to {:,}".format(*wide)
+    widths = MACHINE["widths"]["us"].values()
+    found["us of a core by width"] = "{:.0f}, {:.0f}, {:.0f} and {:.0f} us a frame".format(*widths)
+    small = sorted(1e6 / file["frames_per_second"][f"{SMALL}, captured"] for file in (GPU, ANOTHER))
+    found["us of an H100, 64 wide"] = "H100s {:.0f} to {:.0f} for 64 wide".format(*small)
     passed = sum(check["status"] == "ok" for check in GPU["checks"])
     found["checks on the H100"] = f"passes its {passed} checks"
     for name, column, title in (

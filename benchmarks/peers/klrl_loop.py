@@ -69,8 +69,7 @@ def main() -> None:
     time_simulator(clock)
     time_training(clock)
     run_quietly(config)
-    about = {"collector": config.collector.name, "kl": config.kl.name, "loss": config.loss.name}
-    report("klrl", args, clock, compile=config.learner.compile, **about)
+    report("klrl", args, clock)
 
 
 if __name__ == "__main__":

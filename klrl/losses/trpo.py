@@ -8,28 +8,50 @@ import torch
 from torch import Tensor
 from torch.autograd import grad
 
+#: v -> M v, of a matrix M.
+Product = Callable[[Tensor], Tensor]
+
 
 def natural_direction(
-    loss: Tensor, kl: Tensor, parameters: Sequence[Tensor], steps: int, damping: float
+    loss: Tensor, fisher: Product, parameters: Sequence[Tensor], steps: int, damping: float
 ) -> tuple[Tensor, Tensor]:
     """Return (s, s^T F s) with (F + damping I) s = -gradient / |gradient|; s is flat [P].
 
-    ``kl``, a differentiable scalar, is the mean KL(old||new) at new = old. F is its Hessian, the
-    policy's Fisher matrix; only products F v = grad(grad(KL)^T v) are computed.
+    ``fisher`` is that of :func:`fisher_product`.
     """
     gradient = _flat(grad(loss, parameters, retain_graph=True, materialize_grads=True))
-    slope = _flat(grad(kl, parameters, create_graph=True, materialize_grads=True))
+    toward = -gradient / gradient.norm().clamp_min(1e-30)  # else s^T F s may underflow to 0
+    direction = conjugate_gradients(lambda v: fisher(v) + damping * v, toward, steps)
+    return direction, direction @ fisher(direction)
+
+
+def fisher_product(
+    outputs: Sequence[Tensor],
+    kl: Callable[[Sequence[Tensor]], Tensor],
+    parameters: Sequence[Tensor],
+) -> Product:
+    """Return v [P] -> F v, F = J^T M J the policy's Fisher matrix (Martens 2020, section 8).
+
+    J differentiates ``outputs``, the distribution's parameters, by the network's. M is the Hessian
+    of ``kl``, the mean KL(old||new) as a function of new outputs, at new = old, where F is the
+    Hessian by the network's parameters, too. A product needs no new forward pass.
+    """
+    u = [torch.zeros_like(each, requires_grad=True) for each in outputs]
+    # J^T u is linear in u: its derivative by u, times v, is J v.
+    pulled = _flat(grad(outputs, parameters, u, create_graph=True, materialize_grads=True))
+    at = [each.detach().requires_grad_() for each in outputs]
+    slope = grad(kl(at), at, create_graph=True)
 
     def product(v: Tensor) -> Tensor:
-        return _flat(grad(slope @ v, parameters, retain_graph=True, materialize_grads=True))
+        change = grad(pulled @ v, u, retain_graph=True)
+        bent = grad(slope, at, change, retain_graph=True)
+        return _flat(grad(outputs, parameters, bent, retain_graph=True, materialize_grads=True))
 
-    toward = -gradient / gradient.norm().clamp_min(1e-30)  # else s^T F s may underflow to 0
-    direction = conjugate_gradients(lambda v: product(v) + damping * v, toward, steps)
-    return direction, direction @ product(direction)
+    return product
 
 
 def conjugate_gradients(
-    product: Callable[[Tensor], Tensor], right: Tensor, steps: int, tolerance: float = 1e-20
+    product: Product, right: Tensor, steps: int, tolerance: float = 1e-20
 ) -> Tensor:
     """Solve M x = ``right`` for positive definite M (Hestenes and Stiefel 1952).
 

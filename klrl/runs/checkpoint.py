@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 #: Folder -> number of entries that it keeps; folder -> components that its entries leave out.
 _KEPT = {"last": 2, "best": 1}
-_LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout"}}
+_LEFT_OUT: dict[str, set[str]] = {"last": set(), "best": {"optimizer", "rollout", "rollouts"}}
 #: Components that an old entry may lack; without ``rollout``, a resumed run begins new episodes.
 _MAY_LACK = {"rollout"}
 

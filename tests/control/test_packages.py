@@ -94,6 +94,22 @@ def test_a_package_agrees_with_eager(settings, kept, no_build) -> None:
         assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
 
 
+#: A weight of the sampler's, and an estimate that has q.
+STALE = ("collector.staleness=1", "loss.sampler_weight=mask", "loss.sampler_high=1.5")
+
+
+@pytest.mark.services
+def test_a_package_reads_the_sampler(settings, cache) -> None:
+    words = ("env=cartpole", *STALE, "kl.placement=loss", "kl.estimator=k3")
+    eager, theirs, _ = learn(settings, "false", *words)
+    built, mine, told = learn(settings, "aot", *words)
+    assert told[-1].startswith("update: compiled in")
+    torch.testing.assert_close(built, eager, rtol=1e-5, atol=1e-5)
+    assert 0 < theirs["loss/masked"] < 1
+    for name in theirs:
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-4, abs=1e-5), name
+
+
 @pytest.mark.services
 def test_auto_is_the_same_whatever_lies_in_the_cache(settings, kept, no_build, monkeypatch) -> None:
     """208 steps, far from paying for a build; a long run needs no compiler for what is there."""

@@ -22,7 +22,7 @@ from klrl.control.run.kl import SAMPLER_LOG_PROB, charge, measure
 from klrl.control.run.stale import StaleFrames, room
 from klrl.control.run.step import score
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
-from klrl.losses.policy import ClipLoss, KLPENLoss, TRPOLoss
+from klrl.losses.policy import ClipLoss, KLPENLoss, Scored, TRPOLoss
 from klrl.runs.state import decode, encode
 from klrl.train import stale
 from klrl.train.loop import Training
@@ -205,6 +205,13 @@ def test_an_estimate_in_the_loss_has_the_weight_of_mu_and_the_exact_kl_has_none(
         by_hand, slope = expected(estimated(rule, estimator), logits)
     assert value == pytest.approx(by_hand, abs=1e-9)
     torch.testing.assert_close(gradient, slope, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("weight", ["truncate", "mask"])
+def test_a_weight_has_no_gradient(weight: str) -> None:
+    log_prob = torch.zeros(3).requires_grad_()
+    scored = Scored(*([log_prob] * 5), sampler_log_prob=log_prob - 0.1)
+    assert not clip("old", sampler_weight=weight).sampler_weight(scored).requires_grad
 
 
 # ------------------------------------------------------------------------- the KL in the reward

@@ -291,5 +291,5 @@ def test_a_key_that_is_missing_later_ends_the_run_in_a_line() -> None:
     env.simulators.env._step = lambda data: TensorDict(
         {"reward": torch.zeros(2, 1), "done": data["done"], "terminated": data["done"]}, [2]
     )
-    with pytest.raises(EnvError, match="env.target=own: step 1: the environment wrote no "):
+    with pytest.raises(EnvError, match="env.target=own: step 1: observation has no "):
         env.step_native(np.zeros((2, 1), np.float32))

@@ -1,6 +1,6 @@
 """Families of causal LMs: sampled, scored and learned from as plain transformers says, or refused.
 
-docs/developers/families.md has what these and ninety others gave on a date.
+docs/language.md has what these and ninety others gave on 2026-11-24.
 """
 
 import math

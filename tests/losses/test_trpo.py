@@ -9,7 +9,7 @@ from torch.func import functional_call, jacrev
 
 from klrl.control.policy.distributions import Bernoulli, Categorical, MultiCategorical, Normal
 from klrl.control.run.step import pure_step
-from klrl.losses.trpo import conjugate_gradients, natural_direction, take_step
+from klrl.losses.trpo import conjugate_gradients, fisher_product, natural_direction, take_step
 from klrl.train.learner import Coefficients
 from klrl.train.loop import Training
 from tests.conftest import QUICK
@@ -84,8 +84,12 @@ def test_the_direction_is_that_of_an_explicit_fisher_solve(make, family, fisher)
     matrix = (jacobian.mT @ fisher(old) @ jacobian).mean(0).detach()
     damped = matrix + DAMPING * torch.eye(len(matrix)).double()
     expected = torch.linalg.solve(damped, -gradient / gradient.norm())
-    kl = family.kl(old, new).mean()
-    found, curvature = natural_direction(loss, kl, parameters, 200, DAMPING)
+
+    def kl(at: list[torch.Tensor]) -> torch.Tensor:
+        return family.kl(old, dict(zip(family.param_keys, at, strict=True))).mean()
+
+    fisher_ = fisher_product(list(new.values()), kl, parameters)
+    found, curvature = natural_direction(loss, fisher_, parameters, 200, DAMPING)
     assert float((found - expected).norm() / expected.norm()) < 1e-6
     assert float(curvature) == pytest.approx(float(expected @ matrix @ expected), rel=1e-6)
     take_step(parameters, found, curvature, 1e-6)
@@ -194,8 +198,10 @@ def test_gradient_steps_move_the_critic_alone(made, kind: str, monkeypatch) -> N
 def test_small_gradients_and_large_damping_leave_the_step(scale: float, damping: float) -> None:
     """In float32: as of a policy near certainty; with F = 1e-6 the step is sqrt(2 dtarg / F)."""
     parameter = torch.nn.Parameter(torch.zeros(1))
-    kl = 1e-6 * parameter.square().sum() / 2
-    step = natural_direction((scale * parameter).sum(), kl, [parameter], 10, damping)
+    fisher = fisher_product(
+        [1 * parameter], lambda at: 1e-6 * at[0].square().sum() / 2, [parameter]
+    )
+    step = natural_direction((scale * parameter).sum(), fisher, [parameter], 10, damping)
     take_step([parameter], *step, 0.01)
     assert parameter.item() == pytest.approx(-math.sqrt(2 * 0.01 / 1e-6), rel=1e-4)
 

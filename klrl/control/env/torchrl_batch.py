@@ -111,7 +111,7 @@ class TorchRLBatch(Library):
         self._stream = Stream(seed)
         # An environment without a batch of its own takes that of the data.
         sized = None if tuple(self.env.batch_size) else TensorDict(batch_size=[self.count])
-        with self._stream.drawing():
+        with self._stream.drawing(), torch.no_grad():
             self.env.set_seed(seed)
             self._data = self.env.reset(None if sized is None else sized.to(self.env.device))
         return self._shown(self._data)
@@ -120,7 +120,7 @@ class TorchRLBatch(Library):
         begins = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
         if self.device != "cpu":
             self._look(begins[:, 0])
-        with self._stream.drawing():
+        with self._stream.drawing(), torch.no_grad():
             self._data = self.env.reset(self._data.set("_reset", begins), set_state=False)
         self._data.pop("_reset", None)
         return self._shown(self._data)
@@ -128,7 +128,7 @@ class TorchRLBatch(Library):
     def step(self, action: Native, mask: Native | None = None) -> Results:
         """Step all simulators; report ``done`` without ``terminated`` as a truncation."""
         given = self._data.set(self._action_key, self._as_action(action))
-        with self._stream.drawing():
+        with self._stream.drawing(), torch.no_grad():
             stepped = self.env.step(given)
         after = stepped["next"]
         done, terminated = self._flag(after, "done"), self._flag(after, "terminated")
@@ -205,7 +205,7 @@ class TorchRLBatch(Library):
 
     def trial(self) -> None:
         """Reset and step all simulators once; raise a Misfit if the results do not fit."""
-        with self._stream.drawing():
+        with self._stream.drawing(), torch.no_grad():
             _require_specs(self._tried)
         super().trial()
 
@@ -217,16 +217,14 @@ class TorchRLBatch(Library):
         return given.to(self.env.device, spec.dtype).reshape(self.count, *spec.shape)
 
     def _shown(self, data: TensorDictBase, ended: Native | None = None) -> Native:
-        if self._alone is not None:
-            return self._packed(_native(data, self._alone), ended)
-        return self._packed(_natives(data, self.env.observation_spec), ended)
+        return self._packed(data if self._alone is None else _entry(data, self._alone), ended)
 
     def _per_copy(self, data: TensorDictBase, key: Key) -> Tensor:
         value = _entry(data, key)
         if value.numel() != self.count:
             shape = tuple(value.shape)
             raise Misfit(f"{_listed([key])} has shape {shape}; one per copy is expected")
-        return value.detach().reshape(-1)
+        return value.reshape(-1)
 
     def _flag(self, data: TensorDictBase, name: str) -> Native:
         known = data.get(name, None) is not None
@@ -355,18 +353,6 @@ def _entry(data: TensorDictBase, key: Key) -> Tensor:
     if not isinstance(value, Tensor):
         raise Misfit(f"the environment wrote no {_listed([key])}")
     return value
-
-
-def _native(data: TensorDictBase, key: Key) -> Native:
-    return native(_entry(data, key).detach())
-
-
-def _natives(data: TensorDictBase, spec: Composite) -> dict[str, object]:
-    """Return a spec's entries, nested as in the spec."""
-    return {
-        key: _natives(data[key], each) if isinstance(each, Composite) else _native(data, key)
-        for key, each in spec.items()
-    }
 
 
 def _listed(keys: Iterable[Key]) -> str:

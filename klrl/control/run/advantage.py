@@ -99,9 +99,10 @@ def _values_after(
 
 def discounted(delta: Tensor, decay: Tensor) -> Tensor:
     """Compute A_t = delta_t + decay_t A_{t+1} backwards over T; tensors are [N, T, 1]."""
-    deltas, decays = (by_time(x.flip(1)) for x in (delta, decay))
-    sums = sums_over_time(deltas, decays, functions(deltas).zeros_like(deltas[0]))
-    return torch.as_tensor(sums).flip(0).T.to(delta).contiguous().unsqueeze(-1)
+    deltas, decays = by_time(delta), by_time(decay)
+    last = functions(deltas).zeros_like(deltas[0])
+    sums = sums_over_time(deltas, decays, last, backwards=True)
+    return torch.as_tensor(sums).T.contiguous().unsqueeze(-1).to(delta)
 
 
 def by_time(values: Tensor) -> Native:
@@ -113,22 +114,27 @@ def by_time(values: Tensor) -> Native:
     return native(values[..., 0].T.to(where, torch.float64).contiguous())
 
 
-#: With fewer copies, Python's floats cost less than vectors: .2 us a number, against 1.5 us a step.
-FEW = 8
+#: With fewer copies, Python's floats cost less than vectors: .11 us a number, against 1 us a step.
+FEW = 9
 
 
-def sums_over_time(values: Native, decays: Native, before: Native) -> Native:
-    """Compute S_t = value_t + decay_t S_{t-1} [T, N], where S_{-1} is ``before`` [N]."""
-    xp, sums = functions(values), functions(values).empty_like(values)
+def sums_over_time(
+    values: Native, decays: Native, before: Native, *, backwards: bool = False
+) -> Native:
+    """Compute S_t = value_t + decay_t S_{t-1} [T, N], where S_{-1} is ``before`` [N].
+
+    Time runs from T - 1 to 0 if ``backwards``.
+    """
+    xp, way = functions(values), -1 if backwards else 1
+    sums = xp.empty_like(values)
     if len(before) < FEW and xp is np:
         for n, last in enumerate(before.tolist()):
-            sums[:, n] = [
-                last := value + decay * last
-                for value, decay in zip(values[:, n].tolist(), decays[:, n].tolist(), strict=True)
-            ]
+            pairs = zip(*(x[:, n].tolist()[::way] for x in (values, decays)), strict=True)
+            sums[::way, n] = [last := value + decay * last for value, decay in pairs]
         return sums
-    for value, decay, out in zip(values, decays, sums, strict=True):
-        before = xp.add(value, xp.multiply(decay, before, out=out), out=out)
+    rows, add, multiply = (list(x)[::way] for x in (values, decays, sums)), xp.add, xp.multiply
+    for value, decay, out in zip(*rows, strict=True):
+        before = add(value, multiply(decay, before, out=out), out=out)
     return sums
 
 

@@ -184,9 +184,9 @@ def charge(batch: TensorDictBase, kl: ReferenceKL | None) -> None:
 def measure(batch: TensorDictBase, agent: Agent, weight: Tensor | None = None) -> dict[str, Tensor]:
     """Compute :func:`klrl.kl.measure.mean_kl` of an annotated rollout, in nats per frame.
 
-    The batch contains the distribution parameters and log-probs of the policy that sampled it; of
-    the policy before the update if another one, mu, did: ``weight`` is then pi_old / mu. If a
-    divergence other than the reverse KL is charged, :func:`klrl.kl.measure.mean_charged` is added.
+    The batch contains the distribution parameters and log-probs of the policy before the update;
+    if mu sampled it, ``weight`` [N, T] is pi_old / mu. :func:`klrl.kl.measure.mean_charged` is
+    added if a divergence other than the reverse KL is charged.
     """
     family = agent.family
     policy = {key: batch.get(key) for key in family.param_keys}

@@ -48,8 +48,7 @@ class StaleFrames(stale.StaleRollout):
         """Give a charged estimate the weight w = pi_old / mu [N, T] of its action; return w.
 
         E_mu[w k1] is the KL of pi_old in the step's state, which earlier actions are charged. A
-        loss that divides by mu gives a step's own k1 this weight itself: the advantage has to lack
-        :data:`EXCESS`.
+        loss that corrects mu gives a step's own k1 this weight itself, hence :data:`EXCESS`.
         """
         weight = (batch.get("action_log_prob") - batch.get(SAMPLER_LOG_PROB)).exp()
         if kl.charges_reward and kl.estimator != "exact":

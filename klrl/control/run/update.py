@@ -106,7 +106,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         """Take TRPO's policy step on the whole rollout, to KL(old||new) = ``target`` (nats)."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        from klrl.losses.trpo import natural_direction, take_step
+        from klrl.losses.trpo import fisher_product, natural_direction, take_step
 
         family, config, moved = self.agent.family, self.loss.config, self.actor_parameters
         assert isinstance(config, TRPOConfig)
@@ -117,8 +117,13 @@ class ControlSteps(Steps[Frames, Tensor]):
         scored = score(self.loss, family, new, batch["state_value"], batch)
         zero = scored.advantage.new_zeros(())
         loss = self.loss(scored, zero, zero + kl_coef).total
-        kl = family.kl({key: frames[key] for key in family.param_keys}, new).mean()
-        step = natural_direction(loss, kl, moved, config.cg_steps, config.damping)
+        old = {key: frames[key] for key in family.param_keys}
+        fisher = fisher_product(
+            outputs,
+            lambda at: family.kl(old, dict(zip(family.param_keys, at, strict=True))).mean(),
+            moved,
+        )
+        step = natural_direction(loss, fisher, moved, config.cg_steps, config.damping)
         take_step(moved, *step, target)
 
     def lay_out(self, batch: TensorDictBase) -> dict[str, Tensor]:
