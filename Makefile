@@ -23,7 +23,7 @@ TEST := $(VENV)/.test
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-jax bench-lm results smollm \
-	fuzz soak kills audit clean
+	fuzz soak kills audit audit-stale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
@@ -143,11 +143,17 @@ kills: $(LANGUAGE) ## 50 kills of small runs at random moments: resumed, they ar
 .venv-audit/.ready: benchmarks/audit/requirements.txt benchmarks/audit/systems.txt pyproject.toml constraints.txt
 	@bash .ci/setup .venv-audit -e '.[language]' -r benchmarks/audit/requirements.txt
 	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .venv-audit/systems \
-		--only-binary :all: --platform manylinux1_x86_64 --python-version 3.11 -r benchmarks/audit/systems.txt
+		--only-binary :all: --platform manylinux1_x86_64 --python-version 3.11 --ignore-requires-python -r benchmarks/audit/systems.txt
 	@touch $@
 
-audit: .venv-audit/.ready ## judge the KL terms of TRL, verl, OpenRLHF and TorchRL, in their own .venv-audit; writes docs/audit/ (10 minutes)
+audit: .venv-audit/.ready ## judge the KL terms of TRL, verl, OpenRLHF, SkyRL and TorchRL, in their own .venv-audit; writes docs/audit/ (10 minutes)
 	PYTHONPATH=.venv-audit/systems .venv-audit/bin/python -m benchmarks.audit
+
+audit-stale: $(PLAIN) ## print the audited systems that have a newer release, by pip index versions
+	@grep -hE '^(torchrl|trl|verl|openrlhf|skyrl)==' constraints.txt benchmarks/audit/systems.txt | tr = ' ' | while read -r name here; do \
+		newest=$$($(BIN)/python -m pip index versions --ignore-requires-python "$$name" 2> /dev/null | sed -n '1s/.*(\(.*\))/\1/p'); \
+		[ "$$newest" = "$$here" ] || echo "$$name $$here: the newest is $${newest:-unknown}"; \
+	done
 
 gpu: $(LANGUAGE) ## the acceptance test of a CUDA device: modes, agreement with the CPU, memory, frames per second (10 minutes)
 	$(BIN)/python -m benchmarks.gpu

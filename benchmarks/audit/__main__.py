@@ -1,4 +1,4 @@
-"""``make audit``: the KL terms of four systems, judged; the table, the picture, the checks.
+"""``make audit``: the KL terms of seven systems, judged; the table, the picture, the checks.
 
 ``klrl doctor --audit`` judges ``systems/`` and ``names/``. Each row of the systems is compared with
 by_hand.py, each line of source that docs/audit/README.md cites with the installed file; then the
@@ -23,9 +23,13 @@ import matplotlib.pyplot as plt
 HERE = Path(__file__).parent
 DOCS = HERE.parents[1] / "docs" / "audit"
 #: `path/in/the/wheel.py:12` (`a part of that line`)
-CITED = re.compile(r"`(\w+/[\w/]+\.py):(\d+)` \(`([^`]+)`\)")
+CITED = re.compile(r"`(\w+/[\w/]+\.py):(\d+)`\s\(`([^`]+)`\)")
 NAMES = re.compile(r"(?<=<!-- names -->\n).*(?=<!-- end of names -->)", re.DOTALL)
-SYSTEMS = ("TRL 1.16.0", "verl 0.9.1", "OpenRLHF 0.11.0", "TorchRL 0.14.1")
+#: In the order of the table; the last two publish no wheel, so their formulas are ours.
+SYSTEMS = (
+    *("TRL 1.16.0", "verl 0.9.1", "OpenRLHF 0.11.2", "SkyRL 0.4.0", "TorchRL 0.14.1"),
+    *("NeMo-RL 006907a9", "prime-rl 2026"),
+)
 
 
 def judged() -> list[Row]:

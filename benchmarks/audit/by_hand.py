@@ -51,7 +51,7 @@ class Responses:
         if option.startswith("policy loss"):
             whole = self.gradient(-self.to_go(self.reward), self.chance)
             return [whole], [self.gradient(-self.advantage()), whole]
-        if option.startswith("KLPEN"):  # KL(old||pi): -log pi under pi_old
+        if option.startswith(("KLPEN", "kl_tau")):  # KL(old||pi): -log pi under pi_old
             kl = [self.gradient(-np.ones_like(self.u))]
             return kl, kl
         r = self.u if "inference" in option else self.r
@@ -103,6 +103,12 @@ def _divergence(e, bound):
     return -c * np.where(c > 0, (kl <= bound) | (e.p <= 0.5), (kl <= bound) | (e.p >= 0.5))
 
 
+def _variation(e, bound):
+    """DPPO's by total variation: w A without a gradient beyond |pi - pi_old| of the bound."""
+    c = e.advantage()
+    return -c * (np.sign(c) * (e.p - 0.5) <= bound)
+
+
 def _moved(e):
     """KLPEN's beta over the one that was given: its forward moves it before the backward."""
     kl = (-0.5 * np.log(4 * e.p * (1 - e.p)))[e.mask > 0].mean()
@@ -111,6 +117,10 @@ def _moved(e):
 
 def _per_response(e):
     return e.length.mean() / e.length
+
+
+def _pull(r):
+    return 1 - np.exp(-r)
 
 
 K1, ABS, K2, K3 = (lambda r: r), np.abs, (lambda r: r**2 / 2), _k3
@@ -143,6 +153,22 @@ COEFFICIENTS = {
         f"KL in the reward, estimator={name}": lambda e, f=f: _charged(e, f(e.r_old), "go")
         for name, f in (("k1", K1), ("k2", K2), ("k3", K3))
     },
+    **{
+        f"kl.use_loss, unbiased_gradient, estimator={name}": lambda e: np.exp(e.u) * e.r
+        for name in ("k1", "k3")
+    },
+    **{
+        f"use_kl_loss, kl_estimator_type={name}": lambda e, c=c: c(e.r) * _per_response(e)
+        for name, c in (("k1", np.ones_like), ("abs", np.sign), ("k2", K1), ("k3", _pull))
+    },
+    "policy loss dppo, binary_tv, delta=0.1": lambda e: _variation(e, 0.1),
+    "policy loss, async GRPO, epsilon=0.2": lambda e: -e.advantage() * _kept(e, -e.advantage()),
+    "reference_policy_kl_type=k1": lambda e: e.r + 1,
+    "reference_policy_kl_type=k2": lambda e: e.r + e.r**2 / 2,
+    "reference_policy_kl_type=k3": lambda e: e.r,
+    "reference_policy_kl_type=k3, use_on_policy_kl_approximation": lambda e: np.exp(e.u) * e.r,
+    "opd, KL to the teacher": lambda e: np.exp(e.u) * e.r * (e.p - 0.5 >= -0.2),
+    "kl_tau, squared log-ratio to the sampler": lambda e: 2 * e.u,
     "GRPOLoss, kl_to_ref_coeff": lambda e: (1 - np.exp(-e.r)) * e.length.mean() / e.steps,
     "GRPOLoss, kl_to_inference_coeff": lambda e: (1 - np.exp(-e.u)) * e.length.mean() / e.steps,
     "KLPENPPOLoss, beta": lambda e: -np.ones_like(e.u) * _moved(e),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def test_another_factor_than_coef_is_told(tmp_path: Path, monkeypatch, capsys) -
 
 
 def test_the_committed_table_is_what_the_formulas_sum() -> None:
-    """Of all four systems, without them; ``make audit`` compares 16 tokens too."""
+    """Of all systems, without them; ``make audit`` compares 16 tokens too."""
     table = Path(__file__).parents[2] / "docs" / "audit" / "table.txt"
     lines = [re.split("  +", line) for line in table.read_text().splitlines()[1:]]
     rows = [line for line in lines if line[1] in COEFFICIENTS and int(line[3]) < 16]
@@ -101,3 +102,20 @@ def test_the_committed_table_is_what_the_formulas_sum() -> None:
         assert found == pytest.approx(by_hand, abs=6e-4), option
         assert (verdict == "RIGHT") == (by_hand[1] < 1e-4)
         assert (token_verdict == "RIGHT") == (by_hand[2] < 1e-4)
+
+
+@pytest.mark.integration
+def test_stale_systems_are_printed(tmp_path: Path) -> None:
+    """By a pip that knows two systems, and not the registry."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/sh\ncase "$*" in *trl) echo "trl (99.0.1)" ;; *) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    (tmp_path / ".klrl").touch()
+    command = ["make", "audit-stale", f"VENV={tmp_path}"]
+    root = Path(__file__).parents[2]
+    made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    said = made.stdout.splitlines()
+    assert [line.split()[0] for line in said] == ["torchrl", "trl", "verl", "openrlhf", "skyrl"]
+    assert said[1].endswith("the newest is 99.0.1")
+    assert said[2].endswith("the newest is unknown")

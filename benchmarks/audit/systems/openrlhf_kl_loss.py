@@ -3,12 +3,12 @@
 from _openrlhf import loss as losses
 from _openrlhf import utils
 
-SYSTEM = "OpenRLHF 0.11.0"
+SYSTEM = "OpenRLHF 0.11.2"
 
 
-def _loss(estimator, token_level=True):
-    def loss(log_probs, ref_log_probs, mask, coef):
-        kl = utils.compute_approx_kl(log_probs, ref_log_probs, estimator)
+def _loss(estimator, unbiased=False, token_level=True):
+    def loss(log_probs, old_log_probs, ref_log_probs, mask, coef):
+        kl = utils.compute_approx_kl(log_probs, ref_log_probs, old_log_probs, estimator, unbiased)
         return coef * losses.aggregate_loss(kl, mask, token_level) * mask.sum() / len(mask)
 
     return loss
@@ -17,4 +17,8 @@ def _loss(estimator, token_level=True):
 ROWS = {
     **{f"kl.use_loss, estimator={name}": _loss(name) for name in ("k1", "k2", "k3")},
     "kl.use_loss, estimator=k2, GSPO's mean per response": _loss("k2", token_level=False),
+    **{
+        f"kl.use_loss, unbiased_gradient, estimator={name}": _loss(name, unbiased=True)
+        for name in ("k1", "k3")
+    },
 }

@@ -8,12 +8,12 @@ import torch
 from _openrlhf import loss as losses
 from _openrlhf import utils
 
-SYSTEM = "OpenRLHF 0.11.0"
+SYSTEM = "OpenRLHF 0.11.2"
 
 
 def _loss(estimator):
     def loss(log_probs, old_log_probs, ref_log_probs, mask, coef):
-        kl = utils.compute_approx_kl(old_log_probs, ref_log_probs, estimator) * mask
+        kl = utils.compute_approx_kl(old_log_probs, ref_log_probs, kl_estimator=estimator) * mask
         rewards = utils.compute_reward(torch.zeros(len(mask)), coef, kl, mask) * mask
         gains = rewards.flip(1).cumsum(1).flip(1)
         out = losses.PolicyLoss()(log_probs, old_log_probs, gains, mask)
