@@ -191,8 +191,7 @@ def summary(files: RunFolder, config: JobConfig, frames: int) -> str:
     seconds, sampling = (sum(row.get(name, 0.0) for row in rows) for name in times)
     lines = [f"finished {frames:,} {domain.axis} in {duration(seconds)}"]
     lines += [f"  {line}" for line in _evaluated(last, config)]
-    if "kl/ref/k3" in last:
-        kl = "kl/ref/exact" if "kl/ref/exact" in last else "kl/ref/k3"
+    if kl := next((name for name in ("kl/ref/exact", "kl/ref/k3") if name in last), None):
         names = (kl, "div/ref/charged", "kl/ref/penalty", "kl/ref/coef")
         shown = [metrics[name] for name in names if name in last]
         # With kl.placement=loss, no reward is charged.

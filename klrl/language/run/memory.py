@@ -17,7 +17,8 @@ from klrl.config import LanguageConfig, factory
 from klrl.language.data.model_files import find_model, read_config, silent
 from klrl.language.data.prompts import encode
 from klrl.language.data.tasks import make_task
-from klrl.language.model import causal_lm, pretrained
+from klrl.language.model import causal_lm
+from klrl.language.model.pretrained import load_tokenizer, to_train
 from klrl.language.model.vocabulary import CHUNK_ELEMENTS
 from klrl.language.run.load import find_base
 from klrl.language.run.rollout import EXACT_MEASURES, exact_every
@@ -99,16 +100,12 @@ def _network(config: LanguageConfig) -> tuple[nn.Module, int]:
     """Make the policy's network, whose weights have no data; return the longest prompt's tokens."""
     actor, task = config.actor, make_task(config.env, config.seed)
     folder, setting = find_model(find_base(config)), f"actor.model={actor.model}"
-    tokenizer = pretrained.load_tokenizer(
-        folder, chat=task.chat, setting=setting, say=lambda _: None
-    )
+    tokenizer = load_tokenizer(folder, chat=task.chat, setting=setting, say=lambda _: None)
     dtype = torch.float32 if config.mixed else getattr(torch, actor.dtype)
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(read_config(folder, setting), dtype=dtype)
         lora = actor.lora if actor.lora.r else None
-        model = pretrained.to_train(
-            network, config.mixed, lora, actor.gradient_checkpointing, setting
-        )
+        model = to_train(network, config.mixed, lora, actor.gradient_checkpointing, setting)
     return model, max(map(len, encode(task.checked, tokenizer, None, task.template)))
 
 
