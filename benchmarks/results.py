@@ -58,10 +58,17 @@ def machine() -> str:
 
 
 def commit() -> str | None:
-    """The checkout's commit, with a + where files have changed; None outside git."""
-    words = ("git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+")
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    """The checkout's commit, with a + where code has changed; None outside git."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ("git", *words), cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip()
+
+    # Not results and pages, which the measurement before this one wrote.
+    changed = git("status", "--porcelain", "--", "klrl", "benchmarks", ":!benchmarks/results")
+    return git("rev-parse", "HEAD") + "+" * bool(changed) or None
 
 
 def short_commit(told: str | None) -> str:
