@@ -67,9 +67,8 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
     logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read))
     learning = max(learning, forward + logits) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
-    waiting = state * (
-        (exact_every(config) > 0) + len(read - {"old"}) + collector.staleness * ranks
-    )
+    kept = state * (exact_every(config) > 0)
+    waiting = kept + state * (len(read - {"old"}) + collector.staleness * ranks)
     keys = [each for layer in cache.layers for each in vars(layer).values()]
     row = prompt if causal_lm.sharing_refused(model) is None else prompt * group
     cached = sum(each.nbytes for each in keys if isinstance(each, Tensor)) * own
@@ -80,8 +79,8 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         * 3,
         "gradients": (0, 0, trained),
         "Adam's moments": (2 * trained,) * 3,
-        # Sampling keeps them by token, and stacks them, when the last rollout is still there.
-        "hidden states": (waiting + 2 * state, waiting, waiting * (1 + 1 / learner.minibatches)),
+        # While a rollout is sampled, the one before is still there.
+        "hidden states": (waiting + kept, waiting, waiting * (1 + 1 / learner.minibatches)),
         "cache": (cached * (row + group * collector.max_new_tokens), 0, 0),
         "pi_old's head": (old_head,) * 3,
         "activations, logits": (3 * own * group * len(head) * 4, scoring, learning + old_head),
