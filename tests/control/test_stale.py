@@ -8,6 +8,7 @@ import math
 from copy import deepcopy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -26,6 +27,8 @@ from klrl.losses.policy import ClipLoss, KLPENLoss, Scored, TRPOLoss
 from klrl.runs.state import decode, encode
 from klrl.train import stale
 from klrl.train.loop import Training
+from klrl.train.scores import CLOSING, Size
+from tests.control import simulators
 
 STATES, ACTIONS = 4, 3
 PLAIN = {"normalize_advantage": False, "entropy_bonus": False, "critic_coeff": 0.0}
@@ -427,6 +430,28 @@ def test_the_reward_normaliser_sees_the_rollouts_in_the_order_of_sampling(settin
     for reward, done in seen:
         plain.update(training.config.env.reward_scale * reward, done)
     assert training.parts._reward_normalizer.state_dict() == plain.state_dict()
+    rollout.close()
+
+
+def test_a_sum_of_rewards_ends_where_the_waiting_rollout_begins_new_episodes(settings) -> None:
+    """Simulators that exist once; evaluations step them, so that the next rollout begins anew."""
+    simulators.once.cache_clear()
+    own = ("env=custom", "env.target=tests.control.simulators:once", "env.num_envs=4")
+    words = (*own, "env.normalize_reward=true", "collector.staleness=2", "collector.steps=8")
+    training = Training(settings(*words, *LEARNS, "kl=none", "env.normalize_observation=false"))
+    rollout, gamma = training.parts.rollout(0), training.config.advantage.gamma
+    sums, running = [], {}  # trajectory -> its discounted sum so far
+    for _ in range(6):
+        batch = iterate(training, rollout)[0]
+        for n in range(4):
+            for t in range(8):
+                name = int(batch["collector", "traj_ids"][n, t])
+                reward = float(batch["next", "reward"][n, t]) * training.config.env.reward_scale
+                running[name] = reward + gamma * running.get(name, 0.0)
+                sums.append(running[name])
+        training.parts.evaluation(CLOSING, Size(4))
+    scale = training.parts._reward_normalizer.scale
+    assert scale == pytest.approx(1 / np.std(sums), rel=1e-5)
     rollout.close()
 
 

@@ -306,7 +306,7 @@ class RunningEpisodes:
     """Checkpoint component with the running episodes and the state of their collector."""
 
     def __init__(self) -> None:
-        self.repeatable = self.new = False
+        self.repeatable = False
         self._why = "the run has not begun"  # reason why a resume begins new episodes, or empty
         self._rollout: VectorRollout | None = None
         self._loaded: dict[str, Any] = {}
@@ -355,8 +355,7 @@ class RunningEpisodes:
                 self.repeatable, self._why = False, why
         else:
             why = self._why or "the checkpoint has no episodes, or one was too long to save"
-        self.new = iteration > 0 and bool(why)
-        if self.new:
+        if iteration > 0 and why:
             say(f"resume: this run begins new episodes: {why}")
         elif self._why:
             say(f"resume: a later resume will begin new episodes: {self._why}")
