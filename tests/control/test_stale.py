@@ -18,7 +18,7 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, ClipConfig, KLPENConfig, TRPOConfig
 from klrl.control.policy.distributions import Categorical
-from klrl.control.run.advantage import RewardNormalizer, gae
+from klrl.control.run.advantage import RewardNormalizer, gae, learned_reward
 from klrl.control.run.kl import SAMPLER_LOG_PROB, charge, measure
 from klrl.control.run.stale import StaleFrames, room
 from klrl.control.run.step import score
@@ -417,6 +417,40 @@ def test_a_rollout_is_that_of_the_policy_of_n_updates_ago(settings, words, stale
         assert int(training.parts.agent.normalizer.count) == count
     assert len(rollout.waiting) == staleness
     rollout.close()
+
+
+class MonteCarlo:
+    """``advantage=custom``: what gae with lmbda=1 gives."""
+
+    def __init__(self, config, critic, reward_scale, normalizer):
+        self.how, self.critic = (config, reward_scale, normalizer), critic
+
+    def __call__(self, batch):
+        value, after = self.critic.module(batch["observation"]), batch["next"]
+        reward = learned_reward(batch, *self.how)
+        later = self.critic.module(after["observation"]) * ~after["terminated"]
+        done, total, gamma = after["done"], later[:, -1], self.how[0].gamma
+        returns = torch.zeros_like(value)
+        for t in reversed(range(value.shape[1])):
+            total = reward[:, t] + gamma * torch.where(done[:, t], later[:, t], total)
+            returns[:, t] = total
+        batch["state_value"], batch["value_target"] = value, returns
+        batch["advantage"] = returns - value
+
+
+@pytest.mark.parametrize("words", [["loss.sampler_weight=mask"], ["loss=clip"], []], ids=str)
+def test_a_custom_advantage_has_a_steps_own_charge_once(settings, words) -> None:
+    words = [*words, "kl=legacy", "collector.staleness=1", "env.normalize_reward=true"]
+    own = ("advantage=custom", "advantage.target=tests.control.test_stale:MonteCarlo")
+    found = []
+    for how in (own, ("advantage.lmbda=1",)):
+        training = Training(settings(*LEARNS, *words, *how, "kl.coef=3"))
+        rollout = training.parts.rollout(0)
+        iterate(training, rollout)
+        found.append(iterate(training, rollout)[0])
+        rollout.close()
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=1e-4)
 
 
 def test_the_reward_normaliser_sees_the_rollouts_in_the_order_of_sampling(settings) -> None:

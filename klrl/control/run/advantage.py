@@ -54,13 +54,20 @@ def gae(
             advantage = torch.zeros_like(advantage)
         batch.set("state_value", value)
         batch.set("value_target", advantage + value)
-        if (excess := batch.get(EXCESS, None)) is not None:
-            scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
-            advantage = advantage + scale * excess
         batch.set("advantage", advantage)
+        take_excess(batch, reward_scale, normalizer)
         return batch
 
     return estimate
+
+
+def take_excess(
+    batch: TensorDictBase, reward_scale: float, normalizer: RewardNormalizer | None
+) -> None:
+    """Take any :data:`EXCESS` from the advantages [N, T, 1] of a rollout."""
+    if (excess := batch.get(EXCESS, None)) is not None:
+        scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
+        batch.set("advantage", batch.get("advantage") + scale * excess)
 
 
 def learned_reward(
