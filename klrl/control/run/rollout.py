@@ -139,7 +139,8 @@ class VectorRollout:
             if ended.any():  # waits for a device
                 ends[0][t], ends[1][t] = terminal, timeout
                 observation = self._reset(ended)
-        self._observation = torch.as_tensor(observation).to(self._seen.dtype, copy=True)
+        self._observation = torch.empty_like(seen[0])
+        native(self._observation)[:] = observation  # of any strides, which torch may not take
         done = terminated | truncated
         if not base.simulators.final:  # V(s_t) is the best estimate of V(s_{t+1})
             after[done] = seen[done]
