@@ -489,6 +489,26 @@ def test_a_sum_of_rewards_ends_where_the_waiting_rollout_begins_new_episodes(set
     rollout.close()
 
 
+@pytest.mark.parametrize(
+    "word", ["loss.anchor=sampler", "loss.sampler_weight=truncate", "collector.staleness=2"]
+)
+def test_a_run_is_the_one_that_reads_no_sampler_until_a_rollout_is_stale(settings, word) -> None:
+    """To the bit; a waiting rollout draws before the first update does."""
+    batches, rows = [], []
+    for how in ([], [word]):
+        training = Training(settings(*LEARNS, "loss=clip", *how))
+        rollout = training.parts.rollout(0)
+        for _ in range(3):
+            batch, row, _ = iterate(training, rollout)
+            batches.append(batch)
+            rows.append(row)
+        rollout.close()
+    assert torch.equal(batches[0]["action"], batches[3]["action"])
+    if "staleness" not in word:
+        for plain, read in zip(rows[:3], rows[3:], strict=True):
+            assert {name: read[name] for name in plain} == plain
+
+
 @pytest.mark.parametrize("words", [[], ["env=cartpole"], ["env=catch", "actor=cnn"]], ids=str)
 def test_a_restored_queue_has_the_same_rollouts(settings, words) -> None:
     training = Training(settings(*words, "collector.staleness=2", *LEARNS))
