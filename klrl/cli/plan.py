@@ -18,20 +18,25 @@ import argparse
 
 def plan_command(argv: list[str]) -> int:
     """Print the jobs of a command line, or a job's memory; return the exit code."""
+    from klrl.base.errors import ConfigError
     from klrl.cli.wrapper import Parser
     from klrl.config.overrides import parse_args
 
     flags = Parser(prog="klrl plan", add_help=False, allow_abbrev=False)
     flags.add_flag("--memory", "")
-    flags.add_argument("--ranks", type=int, default=1)
+    flags.add_argument("--ranks", type=int)
     asked, argv = flags.parse_known_args(argv)
     args = parse_args(argv)
     if args.help:
         print(__doc__)
         return 0
     if asked.memory:
-        _print_memory(args, asked.ranks)
+        _print_memory(args, 1 if asked.ranks is None else asked.ranks)
         return 0
+    if asked.ranks is not None:
+        raise ConfigError(
+            f"--ranks={asked.ranks}: only --memory reads it; add --memory, or drop it"
+        )
     from klrl.sweep.plan import print_plan
 
     print_plan(args)

@@ -69,7 +69,7 @@ def measures(runs: Sequence[ReadRun]) -> list[Measure]:
         # The sum over a response grows with its length; the mean per token does not.
         *([("kl_ref_token", kl[:-4], final)] if kl.endswith("_seq") else []),
         ("eval_kl", "eval/kl_ref", last),
-        ("kl_old", "kl/old/exact", final),
+        ("kl_old", _shared(runs, ("kl/old/exact", "kl/old/k3")), final),
         ("coef", "kl/ref/coef", last),
         ("beta", "kl/old/beta", last),
     ]

@@ -23,10 +23,10 @@ from klrl.runs.one_run import check_one_run
 from klrl.runs.owner import refuse_owned
 
 #: Settings that a resume may change; all others define the run. After running out of memory, a run
-#: can resume with a smaller ``learner.micro_batch``.
+#: can resume with smaller micro-batches.
 CHANGEABLE = (
     *("frames", "device", "threads", "env.threads", "rank_timeout", "eval", "checkpoint.every"),
-    "learner.micro_batch",
+    *("learner.micro_batch", "learner.tokens_per_batch"),
 )
 
 

@@ -173,9 +173,10 @@ def test_the_tokens_of_a_micro_batch_are_counted_with_their_padding(job) -> None
 
 
 @pytest.mark.integration
-def test_a_run_that_ran_out_of_memory_goes_on_in_parts(exits) -> None:
+@pytest.mark.parametrize("key", ["micro_batch", "tokens_per_batch"])
+def test_a_run_that_ran_out_of_memory_goes_on_in_parts(exits, key: str) -> None:
     assert exits("hydra.run.dir=run")[0] == 0
     before = len(rows_of(Path("run")))
-    assert exits("resume=run", "frames=64", "learner.micro_batch=1")[0] == 0
+    assert exits("resume=run", "frames=64", f"learner.{key}=1")[0] == 0
     assert len(rows_of(Path("run"))) > before
-    assert stored_config(Path("run")).learner.micro_batch == 1
+    assert getattr(stored_config(Path("run")).learner, key) == 1

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from klrl.base.errors import ConfigError
 from klrl.cli.ls import ls_command
 from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, response_mask, response_part
 from klrl.language.model import vocabulary
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.rollout import REF_STATES, STATES
+from klrl.losses.policy import PolicyLoss
 from klrl.runs.folder import RunFolder
 from klrl.train.loop import Training
 from tests.language.toys import of_tokens, truth
@@ -161,3 +163,36 @@ def test_a_stale_rollout_waits_without_states(job) -> None:
         training.learn(batch)
     assert "kl/sampler/exact" not in row
     assert row["kl/sampler/k3"] > 0
+
+
+class OfStates(PolicyLoss):
+    """A custom loss that charges the exact KL(old||new)."""
+
+    kl_old = "exact"
+
+    def gain(self, scored, advantage, beta):
+        return scored.log_prob - scored.kl_old
+
+
+@pytest.mark.parametrize(
+    ("exact", "more"),
+    [
+        ("charged", []),
+        ("every:3", []),
+        ("charged", ["kl.placement=loss", "kl.estimator=exact"]),
+        ("always", []),
+    ],
+)
+def test_a_custom_loss_that_reads_the_states_is_refused_without_them(job, exact, more) -> None:
+    """It ended at the first update: no key "old"."""
+    own = ("loss=custom", f"loss.target={__name__}:OfStates", f"kl.exact={exact}", *more)
+    if exact == "always":
+        assert all(row["kl/old/exact"] > 0 for row in trained(job, "run", *own))
+        return
+    with pytest.raises(ConfigError, match=f"kl.exact={exact}: the kl_old of loss=custom is exact"):
+        Training(job(*FAST, *own))
+    Training(job(*FAST, *own, f"loss.target={__name__}:OfTokens"))
+
+
+class OfTokens(OfStates):
+    kl_old = "sampled"

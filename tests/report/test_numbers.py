@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from klrl.report.measures import curve, final
+from klrl.report.measures import curve, final, measures
 from klrl.report.runs import find_runs
 from klrl.report.settings import count_runs
 from klrl.report.statistics import estimate_curve
@@ -58,3 +58,23 @@ def test_the_evaluation_before_the_first_update_is_no_iteration(tmp_path):
     assert final(run, "reward/episode") == -1.0
     x, seeds = curve(*count_runs([run]), "eval/return")
     assert (x[0], seeds[0, 0]) == (0.0, -50.0)
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_kls_without_a_closed_form_are_those_by_k3(some: bool, tmp_path) -> None:
+    """Next to runs whose every tenth row is exact, as kl.exact=every:10, or to none."""
+    rows = [
+        {name.replace("exact", "k3"): value for name, value in row.items()}
+        for row in rows_of(kl=0.5, kl_old=0.02)
+    ]
+    write_run(tmp_path / "charged", rows=rows)
+    if some:
+        mixed = [*rows[:-1], rows[-1] | {"kl/ref/exact": 9.0, "kl/old/exact": 9.0}]
+        write_run(tmp_path / "every", rows=mixed, seed=1)
+    runs = find_runs([str(tmp_path)]).runs
+    found = {each.key: each for each in measures(runs)}
+    assert found["kl_old"].metric.title == "KL(old||new) by k3"
+    assert found["kl_ref"].metric.title == "KL(policy||reference) by k3"
+    for run in runs:
+        told = [found[key].of(run, found[key].metric.name) for key in ("kl_ref", "kl_old")]
+        assert told == pytest.approx([0.5, 0.02])

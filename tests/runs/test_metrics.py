@@ -119,6 +119,7 @@ def words_row() -> dict[str, float]:
     assert (row["reward/episode"], row["reward/truncated"]) == (2.0, 0.5)
     assert row["kl/ref/penalty"] == 0.25
     full = batch["log_probs", "full"][:, 2:]
+    row |= {"kl/old/k3": row["kl/old/exact"]}  # with kl.exact=every:N
     row |= rounding(full, full, torch.ones_like(full, dtype=torch.bool))
     batch[SAMPLER_LOG_PROBS], batch[SAMPLER_KL] = batch["log_probs", "full"], torch.zeros(2, 3)
     row |= sampler_row(batch, 1) | {"loss/masked": 0.5}  # with loss=dppo

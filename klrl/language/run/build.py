@@ -159,9 +159,16 @@ def make_advantage(
     return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
-def exact_notes(config: LanguageConfig) -> list[str]:
-    """Return a line about rows without exact KLs (``kl.exact``), if there are any."""
+def exact_notes(config: LanguageConfig, kl_old: str) -> list[str]:
+    """Return a line about rows without exact KLs (``kl.exact``), if there are any.
+
+    Raises:
+        ConfigError: ``kl_old`` of a custom loss is exact, which reads the hidden states.
+    """
     every, controller = exact_every(config), config.controller.name
+    if config.loss.name == "custom" and kl_old == "exact" and config.kl.exact != "always":
+        told = "the kl_old of loss=custom is exact, which reads pi_old's hidden states"
+        raise ConfigError(f"kl.exact={config.kl.exact}: {told}; use kl.exact=always")
     if every == 1:
         return []
     rows = "other rows" if every else "rows"

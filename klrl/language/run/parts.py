@@ -104,8 +104,8 @@ class LanguageParts(Parts):
         )
         self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
         self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
-        self.preflight += build.exact_notes(config)
         self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
+        self.preflight += build.exact_notes(config, self.steps.loss.kl_old)
         self.learner = build.make_learner(config, self.steps)
 
     # ------------------------------------------------------------------------------ the steps
