@@ -195,9 +195,13 @@ def check_sampler(c: JobConfig) -> None:
             )
         if not isinstance(loss, ClipConfig | KLPENConfig | TRPOConfig):
             raise ConfigError(f"{words} loss={loss.name} has no ratio to weight; drop it")
-        low, high = loss.sampler_low, loss.sampler_high
-        if low is not None and high is not None and low > high:
-            raise ConfigError(f"loss.sampler_low={low:g}: above loss.sampler_high={high:g}; swap")
+        low, high = loss.sampler_low or 1.0, loss.sampler_high or 1.0
+        if low > 1.0 or high < 1.0:  # else no step of an unchanged policy would be learned from
+            limit = f"loss.sampler_low={low:g}" if low > 1.0 else f"loss.sampler_high={high:g}"
+            raise ConfigError(
+                f"{limit}: 1 is the weight where both policies agree; take sampler_low <= 1 <= "
+                "sampler_high"
+            )
     stale, elsewhere = c.collector.staleness, c.sampled_elsewhere
     setting = f"collector.staleness={stale}" if stale else "collector.dtype=bfloat16"
     if elsewhere and c.collector.imitates:
