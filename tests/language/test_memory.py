@@ -58,6 +58,7 @@ def allocated(words: list[str], folder: Path) -> int:
     [
         ("1.6M", []),
         ("1.6M", ["actor.lora.r=2", "reference=adapter_off"]),
+        ("1.6M", ["loss.entropy_bonus=true", "loss.entropy_coeff=0.1"]),
         *(pytest.param(size, [], marks=pytest.mark.slow) for size in ("15M", "135M")),
     ],
 )

@@ -64,13 +64,14 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         part = min(learner.micro_batch or minibatch, minibatch)
         learning, forward, responses = _scored(model, config, part, prompt, minibatch * group)
     # A backward pass keeps the logits of the policy and of others that the loss reads, and makes
-    # their gradient; those of many tokens are computed again, a quarter of a chunk at a time.
+    # their gradient; those of many tokens are computed again, a quarter of a chunk at a time. The
+    # entropy keeps three tables more.
     chunk, count = CHUNK_ELEMENTS // len(head), responses * collector.max_new_tokens
     logits = (count if count <= chunk else chunk // 4) * len(head)
-    read = _read(config)
+    read, entropy = _read(config), config.loss.entropy_bonus and config.loss.entropy_coeff > 0
     piece = PIECE if config.device == "cpu" else PIECE_ELSEWHERE
     pieces = 4 * min(logits, piece) * 4  # intermediate tables of KLs and their gradient, float32
-    logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read))
+    logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read) + 3 * entropy)
     learning = max(learning, forward + logits + pieces) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
     kept = state * (exact_every(config) > 0)
