@@ -34,18 +34,20 @@ def fisher_product(
 
     J differentiates ``outputs``, the distribution's parameters, by the network's. M is the Hessian
     of ``kl``, the mean KL(old||new) as a function of new outputs, at new = old, where F is the
-    Hessian by the network's parameters, too. A product needs no new forward pass.
+    Hessian by the network's parameters, too. A product needs no new forward pass. Outputs that do
+    not depend on parameters, such as a fixed standard deviation, are constants.
     """
-    u = [torch.zeros_like(each, requires_grad=True) for each in outputs]
+    at = [each.detach().requires_grad_(each.requires_grad) for each in outputs]
+    moved, free = ([each for each in x if each.requires_grad] for x in (outputs, at))
+    u = [torch.zeros_like(each, requires_grad=True) for each in moved]
     # J^T u is linear in u: its derivative by u, times v, is J v.
-    pulled = _flat(grad(outputs, parameters, u, create_graph=True, materialize_grads=True))
-    at = [each.detach().requires_grad_() for each in outputs]
-    slope = grad(kl(at), at, create_graph=True)
+    pulled = _flat(grad(moved, parameters, u, create_graph=True, materialize_grads=True))
+    slope = grad(kl(at), free, create_graph=True)
 
     def product(v: Tensor) -> Tensor:
         change = grad(pulled @ v, u, retain_graph=True)
-        bent = grad(slope, at, change, retain_graph=True)
-        return _flat(grad(outputs, parameters, bent, retain_graph=True, materialize_grads=True))
+        bent = grad(slope, free, change, retain_graph=True)
+        return _flat(grad(moved, parameters, bent, retain_graph=True, materialize_grads=True))
 
     return product
 

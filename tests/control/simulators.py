@@ -85,6 +85,28 @@ def dropping(num_envs: int) -> Dropping:
     return Dropping([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
+class Views(SyncVectorEnv):
+    """A library whose observations are reversed views that nobody may write to."""
+
+    def __init__(self, num_envs: int) -> None:
+        make = functools.partial(gymnasium.make, "klrl-test/Ends-v0")
+        super().__init__([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def reset(self, **how: Any) -> Any:
+        seen, info = super().reset(**how)
+        return self._view(seen), info
+
+    def step(self, actions: Any) -> Any:
+        seen, *results = super().step(actions)
+        return (self._view(seen), *results)
+
+    @staticmethod
+    def _view(seen: np.ndarray) -> np.ndarray:
+        view = seen[:, ::-1]
+        view.flags.writeable = False
+        return view
+
+
 class Pool(SyncVectorEnv):
     """The interface of EnvPool: NEXT_STEP, ``reset(ids)`` that returns these copies alone."""
 

@@ -307,3 +307,16 @@ def test_a_rollout_begins_anew_after_another_use_of_its_simulators(settings) -> 
     assert not batch["observation"][:, 0, 0].any()
     assert (batch["observation"][:, 0, 1] != first["observation"][:, 0, 1]).all(), "other draws"
     assert (batch["next", "step_count"][:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_observations_may_be_any_view(settings, steps: int) -> None:
+    config = settings("env=custom", f"env.target={HERE}:Views", "env.num_envs=2").env
+    env = transformed(make_copies(config, seed=3))
+    rollout = VectorRollout(env, agent_of(env, "categorical"), steps, torch.device("cpu"))
+    for _ in range(6):
+        before, after = rollout.collect(), rollout.collect()
+        goes_on = ~before["next", "done"][:, -1, 0]
+        shown, last = after["observation"][:, 0], before["next", "observation"][:, -1]
+        assert torch.equal(shown[goes_on], last[goes_on])
+    rollout.close()

@@ -118,9 +118,14 @@ def test_a_resumed_run_that_begins_new_episodes_carries_no_sum_into_them(setting
     normalizer.load_state_dict({**normalizer.state_dict(), "sums": [5.0, 5.0]})
     parts.components()["rollout"].load_state_dict({"copies": torch.zeros(3, dtype=torch.uint8)})
     said: list[str] = []
-    parts.rollout(3, said.append).close()
+    rollout = parts.rollout(3, said.append)
     assert any("this run begins new episodes" in line for line in said)
-    assert normalizer.state_dict()["sums"] == []
+    batch, plain = rollout.collect(), RewardNormalizer(parts.config.advantage.gamma)
+    parts.charge_kl(batch)
+    parts.estimate_advantage(batch)
+    plain.update(parts.config.env.reward_scale * batch["next", "reward"], batch["next", "done"])
+    assert normalizer.state_dict()["sums"] == plain.state_dict()["sums"]
+    rollout.close()
 
 
 @pytest.mark.integration

@@ -8,6 +8,7 @@ import math
 from copy import deepcopy
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -17,7 +18,7 @@ from torch import nn
 from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig, ClipConfig, KLPENConfig, TRPOConfig
 from klrl.control.policy.distributions import Categorical
-from klrl.control.run.advantage import RewardNormalizer, gae
+from klrl.control.run.advantage import RewardNormalizer, gae, learned_reward
 from klrl.control.run.kl import SAMPLER_LOG_PROB, charge, measure
 from klrl.control.run.stale import StaleFrames, room
 from klrl.control.run.step import score
@@ -26,6 +27,8 @@ from klrl.losses.policy import ClipLoss, KLPENLoss, Scored, TRPOLoss
 from klrl.runs.state import decode, encode
 from klrl.train import stale
 from klrl.train.loop import Training
+from klrl.train.scores import CLOSING, Size
+from tests.control import simulators
 
 STATES, ACTIONS = 4, 3
 PLAIN = {"normalize_advantage": False, "entropy_bonus": False, "critic_coeff": 0.0}
@@ -416,6 +419,40 @@ def test_a_rollout_is_that_of_the_policy_of_n_updates_ago(settings, words, stale
     rollout.close()
 
 
+class MonteCarlo:
+    """``advantage=custom``: what gae with lmbda=1 gives."""
+
+    def __init__(self, config, critic, reward_scale, normalizer):
+        self.how, self.critic = (config, reward_scale, normalizer), critic
+
+    def __call__(self, batch):
+        value, after = self.critic.module(batch["observation"]), batch["next"]
+        reward = learned_reward(batch, *self.how)
+        later = self.critic.module(after["observation"]) * ~after["terminated"]
+        done, total, gamma = after["done"], later[:, -1], self.how[0].gamma
+        returns = torch.zeros_like(value)
+        for t in reversed(range(value.shape[1])):
+            total = reward[:, t] + gamma * torch.where(done[:, t], later[:, t], total)
+            returns[:, t] = total
+        batch["state_value"], batch["value_target"] = value, returns
+        batch["advantage"] = returns - value
+
+
+@pytest.mark.parametrize("words", [["loss.sampler_weight=mask"], ["loss=clip"], []], ids=str)
+def test_a_custom_advantage_has_a_steps_own_charge_once(settings, words) -> None:
+    words = [*words, "kl=legacy", "collector.staleness=1", "env.normalize_reward=true"]
+    own = ("advantage=custom", "advantage.target=tests.control.test_stale:MonteCarlo")
+    found = []
+    for how in (own, ("advantage.lmbda=1",)):
+        training = Training(settings(*LEARNS, *words, *how, "kl.coef=3"))
+        rollout = training.parts.rollout(0)
+        iterate(training, rollout)
+        found.append(iterate(training, rollout)[0])
+        rollout.close()
+    for key in ("advantage", "value_target"):
+        torch.testing.assert_close(found[0][key], found[1][key], rtol=1e-4, atol=1e-4)
+
+
 def test_the_reward_normaliser_sees_the_rollouts_in_the_order_of_sampling(settings) -> None:
     words = ("env.normalize_reward=true", "collector.staleness=2", "kl=none", *LEARNS)
     training, seen = Training(settings(*words)), []
@@ -428,6 +465,48 @@ def test_the_reward_normaliser_sees_the_rollouts_in_the_order_of_sampling(settin
         plain.update(training.config.env.reward_scale * reward, done)
     assert training.parts._reward_normalizer.state_dict() == plain.state_dict()
     rollout.close()
+
+
+def test_a_sum_of_rewards_ends_where_the_waiting_rollout_begins_new_episodes(settings) -> None:
+    """Simulators that exist once; evaluations step them, so that the next rollout begins anew."""
+    simulators.once.cache_clear()
+    own = ("env=custom", "env.target=tests.control.simulators:once", "env.num_envs=4")
+    words = (*own, "env.normalize_reward=true", "collector.staleness=2", "collector.steps=8")
+    training = Training(settings(*words, *LEARNS, "kl=none", "env.normalize_observation=false"))
+    rollout, gamma = training.parts.rollout(0), training.config.advantage.gamma
+    sums, running = [], {}  # trajectory -> its discounted sum so far
+    for _ in range(6):
+        batch = iterate(training, rollout)[0]
+        for n in range(4):
+            for t in range(8):
+                name = int(batch["collector", "traj_ids"][n, t])
+                reward = float(batch["next", "reward"][n, t]) * training.config.env.reward_scale
+                running[name] = reward + gamma * running.get(name, 0.0)
+                sums.append(running[name])
+        training.parts.evaluation(CLOSING, Size(4))
+    scale = training.parts._reward_normalizer.scale
+    assert scale == pytest.approx(1 / np.std(sums), rel=1e-5)
+    rollout.close()
+
+
+@pytest.mark.parametrize(
+    "word", ["loss.anchor=sampler", "loss.sampler_weight=truncate", "collector.staleness=2"]
+)
+def test_a_run_is_the_one_that_reads_no_sampler_until_a_rollout_is_stale(settings, word) -> None:
+    """To the bit; a waiting rollout draws before the first update does."""
+    batches, rows = [], []
+    for how in ([], [word]):
+        training = Training(settings(*LEARNS, "loss=clip", *how))
+        rollout = training.parts.rollout(0)
+        for _ in range(3):
+            batch, row, _ = iterate(training, rollout)
+            batches.append(batch)
+            rows.append(row)
+        rollout.close()
+    assert torch.equal(batches[0]["action"], batches[3]["action"])
+    if "staleness" not in word:
+        for plain, read in zip(rows[:3], rows[3:], strict=True):
+            assert {name: read[name] for name in plain} == plain
 
 
 @pytest.mark.parametrize("words", [[], ["env=cartpole"], ["env=catch", "actor=cnn"]], ids=str)

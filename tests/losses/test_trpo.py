@@ -33,6 +33,14 @@ class Policy(torch.nn.Module):
         return {"loc": loc, "scale": self.log_scale.exp().expand_as(loc)}
 
 
+class Means(torch.nn.Linear):
+    """Means of a linear policy; the spread is not trained."""
+
+    def forward(self, states: torch.Tensor) -> dict[str, torch.Tensor]:
+        loc = super().forward(states)
+        return {"loc": loc, "scale": torch.full_like(loc, 0.5)}
+
+
 class Logits(torch.nn.Linear):
     """A linear policy over discrete actions."""
 
@@ -55,9 +63,10 @@ def categorical_fisher(new: dict[str, torch.Tensor]) -> torch.Tensor:
     ("make", "family", "fisher"),
     [
         (Policy, Normal(), gaussian_fisher),
+        (lambda: Means(STATES, ACTIONS), Normal(), gaussian_fisher),
         (lambda: Logits(STATES, 5), Categorical(), categorical_fisher),
     ],
-    ids=["normal", "categorical"],
+    ids=["normal", "fixed spread", "categorical"],
 )
 def test_the_direction_is_that_of_an_explicit_fisher_solve(make, family, fisher) -> None:
     """F = mean over states of J^T M J, J the Jacobian of the network and M the outputs' Fisher."""

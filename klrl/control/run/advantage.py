@@ -54,13 +54,20 @@ def gae(
             advantage = torch.zeros_like(advantage)
         batch.set("state_value", value)
         batch.set("value_target", advantage + value)
-        if (excess := batch.get(EXCESS, None)) is not None:
-            scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
-            advantage = advantage + scale * excess
         batch.set("advantage", advantage)
+        take_excess(batch, reward_scale, normalizer)
         return batch
 
     return estimate
+
+
+def take_excess(
+    batch: TensorDictBase, reward_scale: float, normalizer: RewardNormalizer | None
+) -> None:
+    """Take any :data:`EXCESS` from the advantages [N, T, 1] of a rollout."""
+    if (excess := batch.get(EXCESS, None)) is not None:
+        scale = reward_scale * (1.0 if normalizer is None else normalizer.scale)
+        batch.set("advantage", batch.get("advantage") + scale * excess)
 
 
 def learned_reward(
@@ -82,7 +89,9 @@ def learned_reward(
     raw = after.get(RAW_REWARD_KEY, charged)
     reward = weighted_reward(charged, raw, config.reward_weight) * reward_scale
     if normalizer is not None:
-        reward = reward * normalizer.update(reward, after.get("done"))
+        steps = batch.get("step_count", None)  # of the episode so far
+        begins = None if steps is None else steps[:, 0, 0] == 0
+        reward = reward * normalizer.update(reward, after.get("done"), begins)
     return reward
 
 
@@ -159,14 +168,17 @@ class RewardNormalizer:
         self._begun = False
         self.scale = 1.0  # stays 1 until a rollout has a reward other than 0
 
-    def update(self, reward: Tensor, done: Tensor) -> float:
+    def update(self, reward: Tensor, done: Tensor, begins: Tensor | None = None) -> float:
         """Add a rollout's rewards and ends of episodes [N, T, 1]; return the rollout's factor.
 
-        Row n must contain the steps that follow row n of the previous rollout.
+        Row n must contain the steps that follow row n of the previous rollout, unless ``begins``
+        [N] says that it begins an episode.
         """
         rewards = by_time(reward)
         if len(self._sums) != len(reward):  # the first rollout, or after begin_episodes()
             self._sums = [0.0] * len(reward)
+        if begins is not None:
+            self._sums = [g * (not new) for g, new in zip(self._sums, begins.tolist(), strict=True)]
         if not self._begun and not reward.any():
             return self.scale  # with rewards of 0 only, the factor would rise to 1e4
         self._begun = True

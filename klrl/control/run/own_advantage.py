@@ -16,7 +16,7 @@ from torch import Tensor
 from klrl.config import CustomAdvantageConfig
 from klrl.config.own import PartError, try_part
 from klrl.control.policy.networks import Agent
-from klrl.control.run.advantage import RewardNormalizer
+from klrl.control.run.advantage import RewardNormalizer, take_excess
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY
 
 
@@ -36,7 +36,8 @@ def custom(
     }
     follower = deepcopy(normalizer)
     trial, use = {"normalizer": lambda: follower}, partial(_try, agent)
-    return OwnAdvantage(*try_part("advantage", config, given, object, use, trial=trial))
+    made = try_part("advantage", config, given, object, use, trial=trial)
+    return OwnAdvantage(*made, reward_scale, normalizer)
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,14 @@ class OwnAdvantage:
 
     part: Any  # saved in checkpoints if it has state_dict and load_state_dict
     unsaved: bool  # whether ``part`` has state that no checkpoint saves
+    reward_scale: float
+    normalizer: RewardNormalizer | None
 
     @torch.no_grad()
     def __call__(self, batch: TensorDictBase) -> TensorDictBase:
         """Write the advantages of a rollout."""
         self.part(batch)
+        take_excess(batch, self.reward_scale, self.normalizer)
         return batch
 
 

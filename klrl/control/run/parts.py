@@ -117,10 +117,7 @@ class ControlParts(Parts):
         frozen: Any = None if self.reference is None else self.reference.module
         reference = None if frozen is None else frozen[0].module
         plan = EvaluationPlan(starts, size, self.config.eval.sampled, self.device)
-        found = evaluate_policy(self.agent, self.config.env, plan, reference)
-        if not self.task.simulators.intact and self._reward_normalizer is not None:
-            self._reward_normalizer.begin_episodes()  # they were stepped, if they exist once
-        return found
+        return evaluate_policy(self.agent, self.config.env, plan, reference)
 
     # --------------------------------------------------------------------------------- parts
 
@@ -136,8 +133,6 @@ class ControlParts(Parts):
         reseed()
         rollout = make_rollout(self.config, self.task, self.agent, online, self.device)
         self._episodes.begin(iteration, rollout, reseed, say)
-        if self._episodes.new and self._reward_normalizer is not None:
-            self._reward_normalizer.begin_episodes()
         if self._stale is None:
             return rollout
         self._stale.rollout, self._stale.updates = rollout, iteration

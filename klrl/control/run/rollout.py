@@ -139,7 +139,8 @@ class VectorRollout:
             if ended.any():  # waits for a device
                 ends[0][t], ends[1][t] = terminal, timeout
                 observation = self._reset(ended)
-        self._observation = torch.as_tensor(observation).to(self._seen.dtype, copy=True)
+        self._observation = torch.empty_like(seen[0])
+        native(self._observation)[:] = observation  # of any strides, which torch may not take
         done = terminated | truncated
         if not base.simulators.final:  # V(s_t) is the best estimate of V(s_{t+1})
             after[done] = seen[done]
@@ -306,7 +307,7 @@ class RunningEpisodes:
     """Checkpoint component with the running episodes and the state of their collector."""
 
     def __init__(self) -> None:
-        self.repeatable = self.new = False
+        self.repeatable = False
         self._why = "the run has not begun"  # reason why a resume begins new episodes, or empty
         self._rollout: VectorRollout | None = None
         self._loaded: dict[str, Any] = {}
@@ -355,8 +356,7 @@ class RunningEpisodes:
                 self.repeatable, self._why = False, why
         else:
             why = self._why or "the checkpoint has no episodes, or one was too long to save"
-        self.new = iteration > 0 and bool(why)
-        if self.new:
+        if iteration > 0 and why:
             say(f"resume: this run begins new episodes: {why}")
         elif self._why:
             say(f"resume: a later resume will begin new episodes: {self._why}")

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
+from klrl.base.seeds import generators_kept
 from klrl.config import Config
 from klrl.control.policy.networks import Agent
 from klrl.control.run.advantage import EXCESS
@@ -70,6 +71,7 @@ class StaleFrames(stale.StaleRollout):
 def room(config: Config, agent: Agent, device: torch.device) -> list[str]:
     """Return a line about the memory of the waiting rollouts; see stale.room."""
     seen = agent.synthetic_observations(1).to(device)
-    acted = agent.actor(TensorDict({"observation": seen, "next": {"observation": seen}}, [1]))
+    with generators_kept():  # an actor draws
+        acted = agent.actor(TensorDict({"observation": seen, "next": {"observation": seen}}, [1]))
     size = config.frames_per_iteration * (acted.bytes() + _REST)
     return stale.room(config, size, device, "env.num_envs or collector.steps")

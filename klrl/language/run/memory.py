@@ -88,8 +88,8 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         * 3,
         "gradients": (0, 0, trained),
         "Adam's moments": (2 * trained,) * 3,
-        # Sampling keeps them by token, and stacks them, when the last rollout is still there.
-        "hidden states": (waiting + 2 * kept, waiting, waiting * (1 + 1 / learner.minibatches)),
+        # While a rollout is sampled, the one before is still there.
+        "hidden states": (waiting + kept, waiting, waiting * (1 + 1 / learner.minibatches)),
         "cache": (cached * (row + group * collector.max_new_tokens), 0, 0),
         "older heads": (old_head + waiting_heads,) * 3,
         "activations, logits": (3 * own * group * len(head) * 4, scoring, learning + old_head),
