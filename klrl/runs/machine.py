@@ -124,10 +124,7 @@ def check_ranks(config: JobConfig) -> None:
             f"env={config.env.name}: a control run is one process; start it without torchrun, or "
             "start a sweep with -m"
         )
-    if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
-        raise ConfigError("kl.apply=step: TorchRL's environment is one process; use rollout")
-    if config.advantage.name == "gae":
-        raise ConfigError("advantage=gae: its critic learns in one process; choose group")
+    check_shareable(config)
     prompts = config.collector.prompts // config.learner.minibatches
     if prompts % world:
         raise ConfigError(
@@ -141,6 +138,14 @@ def check_ranks(config: JobConfig) -> None:
             f"device={config.device}: no GPU is left, this machine has {count}; give torchrun "
             f"--nproc_per_node {count}, or device=cpu"
         )
+
+
+def check_shareable(config: LanguageConfig) -> None:
+    """Refuse parts that only one process has."""
+    if isinstance(config.kl, LegacyKLConfig) and config.kl.apply == "step":
+        raise ConfigError("kl.apply=step: TorchRL's environment is one process; use rollout")
+    if config.advantage.name == "gae":
+        raise ConfigError("advantage=gae: its critic learns in one process; choose group")
 
 
 def device_of(name: str) -> torch.device:

@@ -9,12 +9,14 @@ import torch
 
 from klrl.base.errors import ConfigError
 from klrl.cli.ls import ls_command
+from klrl.domains import LANGUAGE
 from klrl.language.data.batch import LOG_PROBS, REF_LOG_PROBS, response_mask, response_part
 from klrl.language.model import vocabulary
 from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.rollout import REF_STATES, STATES
 from klrl.losses.policy import PolicyLoss
 from klrl.runs.folder import RunFolder
+from klrl.runs.returns import shown_kl
 from klrl.train.loop import Training
 from tests.language.toys import of_tokens, truth
 from tests.runs.commands import rows_of
@@ -143,6 +145,9 @@ def test_a_controller_reads_k3_in_every_row(job, capsys) -> None:
 def test_the_list_of_runs_marks_k3(job, capsys, exact: str, mark: str) -> None:
     rows = trained(job, "runs/one", f"kl.exact={exact}")
     ended = capsys.readouterr().out
+    assert (
+        f"| KL ref{mark} {shown_kl(rows[-1], LANGUAGE).removesuffix(mark)} | KL old{mark} " in ended
+    )
     assert ls_command(["runs"]) == 0
     shown = f"{rows[-1]['kl/ref/exact' if exact == 'always' else 'kl/ref/k3']:.4g}{mark} "
     assert shown in capsys.readouterr().out

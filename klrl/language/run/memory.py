@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from klrl.base.errors import ConfigError
 from klrl.config import LanguageConfig, factory
+from klrl.kl.from_logits import PIECE, PIECE_ELSEWHERE
 from klrl.language.data.model_files import find_model, read_config, silent
 from klrl.language.data.prompts import encode
 from klrl.language.data.tasks import make_task
@@ -25,6 +26,7 @@ from klrl.language.run.rollout import EXACT_MEASURES, exact_every
 from klrl.language.run.scoring import costs
 from klrl.language.run.update import prompts_at_a_time
 from klrl.losses.policy import make_loss
+from klrl.runs.machine import check_shareable
 
 #: The parts of an iteration, each with its own peak.
 PHASES = ("sampling", "scoring", "learning")
@@ -36,8 +38,10 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
     Prompts are taken to be as long as the longest, responses as ``collector.max_new_tokens``.
 
     Raises:
-        ConfigError: a reference with another network, or ranks that do not divide a minibatch.
+        ConfigError: a reference with another network, or ranks that cannot share the job.
     """
+    if ranks > 1:
+        check_shareable(config)
     collector, learner, group = config.collector, config.learner, config.collector.group_size
     whole = collector.prompts // learner.minibatches
     if ranks < 1 or whole % ranks:
@@ -60,19 +64,24 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         part = min(learner.micro_batch or minibatch, minibatch)
         learning, forward, responses = _scored(model, config, part, prompt, minibatch * group)
     # A backward pass keeps the logits of the policy and of others that the loss reads, and makes
-    # their gradient; those of many tokens are computed again, a quarter of a chunk at a time.
+    # their gradient; those of many tokens are computed again, a quarter of a chunk at a time. The
+    # entropy keeps three tables more.
     chunk, count = CHUNK_ELEMENTS // len(head), responses * collector.max_new_tokens
     logits = (count if count <= chunk else chunk // 4) * len(head)
-    read = _read(config)
-    logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read))
-    learning = max(learning, forward + logits) - trained
+    read, entropy = _read(config), config.loss.entropy_bonus and config.loss.entropy_coeff > 0
+    piece = PIECE if config.device == "cpu" else PIECE_ELSEWHERE
+    pieces = 4 * min(logits, piece) * 4  # intermediate tables of KLs and their gradient, float32
+    logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read) + 3 * entropy)
+    learning = max(learning, forward + logits + pieces) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
     kept = state * (exact_every(config) > 0)
-    waiting = kept + state * (len(read - {"old"}) + collector.staleness * ranks)
+    waiting = kept * (1 + collector.staleness * ranks) + state * len(read - {"old"})
     keys = [each for layer in cache.layers for each in vars(layer).values()]
     row = prompt if causal_lm.sharing_refused(model) is None else prompt * group
     cached = sum(each.nbytes for each in keys if isinstance(each, Tensor)) * own
     old_head = head.nbytes * head.requires_grad
+    # Each rollout that waits has the head that sampled it, and so has the latest one.
+    waiting_heads = head.nbytes * (collector.staleness + 1) * config.sampled_elsewhere
     return {
         "weights": (weights,) * 3,
         "reference": (weights * (config.has_reference and config.reference.name != "adapter_off"),)
@@ -82,7 +91,7 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         # While a rollout is sampled, the one before is still there.
         "hidden states": (waiting + kept, waiting, waiting * (1 + 1 / learner.minibatches)),
         "cache": (cached * (row + group * collector.max_new_tokens), 0, 0),
-        "pi_old's head": (old_head,) * 3,
+        "older heads": (old_head + waiting_heads,) * 3,
         "activations, logits": (3 * own * group * len(head) * 4, scoring, learning + old_head),
     }
 
