@@ -112,7 +112,7 @@ def test_stale_systems_are_printed(tmp_path: Path) -> None:
     python.write_text('#!/bin/sh\ncase "$*" in *trl) echo "trl (99.0.1)" ;; *) exit 1 ;; esac\n')
     python.chmod(0o755)
     (tmp_path / ".klrl").touch()
-    command = ["make", "audit-stale", f"VENV={tmp_path}"]
+    command = ["make", "--no-print-directory", "audit-stale", f"VENV={tmp_path}"]
     root = Path(__file__).parents[2]
     made = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     said = made.stdout.splitlines()
