@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 import unicodedata
@@ -17,7 +18,10 @@ _CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
 def warn(line: str) -> None:
     """Print a line for the user on stderr; ignore a closed terminal."""
     with suppress(OSError):
-        print(escaped(line), file=sys.stderr, flush=True)
+        try:
+            print(escaped(line), file=sys.stderr, flush=True)
+        except RuntimeError:  # a signal's handler was called inside a write of the same stream
+            os.write(2, f"{escaped(line)}\n".encode(errors="backslashreplace"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -77,6 +78,34 @@ def test_a_signal_that_arrives_while_the_processes_agree_is_not_lost(monkeypatch
         monkeypatch.undo()
         assert stop.agreed()
         assert stop.signum == signal.SIGTERM
+
+
+def test_a_signal_inside_a_write_of_the_terminal_is_told_and_raises_nothing(
+    monkeypatch, capfd
+) -> None:
+    """Python handles a signal after a raw write, when the buffer's owner may not write again."""
+
+    class Terminal(io.RawIOBase):
+        written, stopped = b"", False
+
+        def writable(self) -> bool:
+            return True
+
+        def write(self, data) -> int:
+            if not self.stopped:
+                self.stopped = True
+                signal.raise_signal(signal.SIGTERM)
+            self.written += bytes(data)
+            return len(data)
+
+    terminal = Terminal()
+    with StopRequest() as stop:
+        monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(terminal)))
+        print("a row", file=sys.stderr, flush=True)
+        assert stop.agreed()
+    assert terminal.written == b"a row\n"
+    monkeypatch.undo()
+    assert "stopping after this iteration" in capfd.readouterr().err
 
 
 def test_a_second_signal_stops_at_once(capsys) -> None:
