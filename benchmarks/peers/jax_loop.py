@@ -72,22 +72,42 @@ def log_prob(p: dict[str, Any], x: Array, action: Array) -> Array:
     return -(0.5 * z**2 + p["log_std"] + 0.5 * jnp.log(2 * jnp.pi)).sum(-1)
 
 
-def make_iteration(args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """Return the start's state, and the compiled iteration: state -> (state, mean reward)."""
-    frames = args.n * args.t
-    adam = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(args.lr, eps=EPS))
-
-    def start() -> Any:
-        key, *keys = jax.random.split(jax.random.PRNGKey(args.seed), args.n + 2)
-        p = make_parameters(keys[0])
-        moments = jnp.zeros(INPUTS), jnp.ones(INPUTS), jnp.array(1e-4)
-        return p, adam.init(p), jax.vmap(reset)(jnp.stack(keys[1:])), moments, key
+def make_learning(adam: Any, frames: int, minibatches: int) -> Callable[..., Any]:
+    """Return the clipped updates: parameters, moments, rows, a key per epoch -> the first two."""
 
     def loss(p: Any, x: Array, action: Array, old: Array, advantage: Array, target: Array) -> Array:
         ratio = jnp.exp(log_prob(p, x, action) - old)
         advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
         gain = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage)
         return 0.5 * ((mlp(p["value"], x)[..., 0] - target) ** 2).mean() - gain.mean()
+
+    def update(carry: Any, minibatch: Any) -> Any:
+        p, state = carry
+        change, state = adam.update(jax.grad(loss)(p, *minibatch), state, p)
+        return (optax.apply_updates(p, change), state), None
+
+    def learn(p: Any, state: Any, flat: tuple[Array, ...], keys: Array) -> Any:
+        def epoch(carry: Any, key: Array) -> Any:
+            order = jax.random.permutation(key, frames)
+            parts = (e[order].reshape(minibatches, -1, *e.shape[1:]) for e in flat)
+            return jax.lax.scan(update, carry, tuple(parts))
+
+        return jax.lax.scan(epoch, (p, state), keys)[0]
+
+    return learn
+
+
+def make_iteration(args: argparse.Namespace) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Return the start's state, and the compiled iteration: state -> (state, mean reward)."""
+    frames = args.n * args.t
+    adam = optax.chain(optax.clip_by_global_norm(MAX_NORM), optax.adam(args.lr, eps=EPS))
+    learn = make_learning(adam, frames, args.minibatches)
+
+    def start() -> Any:
+        key, *keys = jax.random.split(jax.random.PRNGKey(args.seed), args.n + 2)
+        p = make_parameters(keys[0])
+        moments = jnp.zeros(INPUTS), jnp.ones(INPUTS), jnp.array(1e-4)
+        return p, adam.init(p), jax.vmap(reset)(jnp.stack(keys[1:])), moments, key
 
     def iteration(carry: Any) -> Any:
         p, state, sims, (mean, var, count), key = carry
@@ -122,18 +142,8 @@ def make_iteration(args: argparse.Namespace) -> tuple[Callable[[], Any], Callabl
         rows = (x, action, old, advantage, advantage + value)
         flat = tuple(each.reshape(frames, *each.shape[2:]) for each in rows)
 
-        def epoch(carry: Any, key: Array) -> Any:
-            order = jax.random.permutation(key, frames)
-            parts = (e[order].reshape(args.minibatches, -1, *e.shape[1:]) for e in flat)
-            return jax.lax.scan(update, carry, tuple(parts))
-
-        def update(carry: Any, minibatch: Any) -> Any:
-            p, state = carry
-            change, state = adam.update(jax.grad(loss)(p, *minibatch), state, p)
-            return (optax.apply_updates(p, change), state), None
-
         key, *keys = jax.random.split(key, args.epochs + 1)
-        (p, state), _ = jax.lax.scan(epoch, (p, state), jnp.stack(keys))
+        p, state = learn(p, state, flat, jnp.stack(keys))
         raw, total = raw.reshape(frames, -1), count + frames  # Chan et al. 1979
         shift = raw.mean(0) - mean
         var = (var * count + raw.var(0) * frames + shift**2 * count * frames / total) / total

@@ -40,16 +40,8 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
     Raises:
         ConfigError: a reference with another network, or ranks that cannot share the job.
     """
-    if ranks > 1:
-        check_shareable(config)
+    minibatch, own = _shares(config, ranks)
     collector, learner, group = config.collector, config.learner, config.collector.group_size
-    whole = collector.prompts // learner.minibatches
-    if ranks < 1 or whole % ranks:
-        told = f"does not divide the {whole} prompts of a minibatch; change one of the two"
-        raise ConfigError(f"--ranks={ranks}: {told}")
-    minibatch, own = whole // ranks, collector.prompts // ranks
-    if config.has_reference and config.reference.name in ("model", "checkpoint"):
-        raise ConfigError(f"--memory: reference={config.reference.name}: its size is not read")
     model, prompt = _network(config)
     with FakeTensorMode(), silent():
         model._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype))
@@ -63,16 +55,9 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         scoring, _, _ = _scored(model, config, min(own, prompts_at_a_time(config)), prompt, 0)
         part = min(learner.micro_batch or minibatch, minibatch)
         learning, forward, responses = _scored(model, config, part, prompt, minibatch * group)
-    # A backward pass keeps the logits of the policy and of others that the loss reads, and makes
-    # their gradient; those of many tokens are computed again, a quarter of a chunk at a time. The
-    # entropy keeps three tables more.
-    chunk, count = CHUNK_ELEMENTS // len(head), responses * collector.max_new_tokens
-    logits = (count if count <= chunk else chunk // 4) * len(head)
-    read, entropy = _read(config), config.loss.entropy_bonus and config.loss.entropy_coeff > 0
-    piece = PIECE if config.device == "cpu" else PIECE_ELSEWHERE
-    pieces = 4 * min(logits, piece) * 4  # intermediate tables of KLs and their gradient, float32
-    logits *= causal_lm.model_dtype(model).itemsize * (2 + len(read) + 3 * entropy)
-    learning = max(learning, forward + logits + pieces) - trained
+    read, kind = _read(config), causal_lm.model_dtype(model)
+    tables = _tables(config, len(head), responses * collector.max_new_tokens, len(read), kind)
+    learning = max(learning, forward + tables) - trained
     state = states.nbytes * own * group * collector.max_new_tokens
     kept = state * (exact_every(config) > 0)
     waiting = kept * (1 + collector.staleness * ranks) + state * len(read - {"old"})
@@ -94,6 +79,37 @@ def memory(config: LanguageConfig, ranks: int = 1) -> dict[str, tuple[float, ...
         "older heads": (old_head + waiting_heads,) * 3,
         "activations, logits": (3 * own * group * len(head) * 4, scoring, learning + old_head),
     }
+
+
+def _shares(config: LanguageConfig, ranks: int) -> tuple[int, int]:
+    """Return the prompts of a minibatch and of a rollout on one device; refuse wrong ``ranks``."""
+    if ranks > 1:
+        check_shareable(config)
+    prompts = config.collector.prompts
+    whole = prompts // config.learner.minibatches
+    if ranks < 1 or whole % ranks:
+        told = f"does not divide the {whole} prompts of a minibatch; change one of the two"
+        raise ConfigError(f"--ranks={ranks}: {told}")
+    if config.has_reference and config.reference.name in ("model", "checkpoint"):
+        raise ConfigError(f"--memory: reference={config.reference.name}: its size is not read")
+    return whole // ranks, prompts // ranks
+
+
+def _tables(
+    config: LanguageConfig, vocabulary: int, tokens: int, read: int, dtype: torch.dtype
+) -> int:
+    """Return the bytes of the logits of ``tokens``, and of what the loss makes of them.
+
+    A backward pass keeps the logits of the policy and of the ``read`` others, and makes their
+    gradient; those of many tokens are computed again, a quarter of a chunk at a time. The entropy
+    keeps three tables more.
+    """
+    chunk = CHUNK_ELEMENTS // vocabulary
+    logits = (tokens if tokens <= chunk else chunk // 4) * vocabulary
+    entropy = config.loss.entropy_bonus and config.loss.entropy_coeff > 0
+    piece = PIECE if config.device == "cpu" else PIECE_ELSEWHERE
+    pieces = 4 * min(logits, piece) * 4  # intermediate tables of KLs and their gradient, float32
+    return logits * dtype.itemsize * (2 + read + 3 * entropy) + pieces
 
 
 def _read(config: LanguageConfig) -> set[str]:
