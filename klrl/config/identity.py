@@ -18,7 +18,7 @@ from klrl.config.schemas.root import Ungrouped
 #: of equal settings by more than rounding; a release alone does not increment it.
 #: 7: each sampled token of a language model is drawn with a random number of its own, and scoring
 #: layouts are chosen by their cost; prompts are shuffled within adjacent parts of a rollout.
-NUMERICS = 7
+NUMERICS = 8
 
 
 class Identity(NamedTuple):

@@ -19,6 +19,7 @@ from klrl.base.cache import Untrusted, cache_dir, compiling
 from klrl.control.run import compiled
 from klrl.control.run.compiled import choose, decide
 from klrl.control.run.step import check_inputs, eager_step, loss_terms, pure_step
+from klrl.runs.machine import cxx
 from tests.conftest import QUICK, marked
 from tests.control.updates import CPU, learn, made, minibatch
 
@@ -207,24 +208,57 @@ def test_without_a_compiler_it_is_eager_and_says_so(settings, cache, monkeypatch
         assert told == [f"update: eager; {needs}"]
 
 
+def fits() -> None:
+    """As :func:`klrl.control.run.kernel.unfit` of a job that the kernel computes."""
+
+
+def decided(config, device=CPU, asked: str = "auto", unfit=fits) -> str:
+    return decide(asked, config, device, unfit)
+
+
 def test_auto_is_decided_by_the_settings(settings) -> None:
-    short, long = settings("learner.compile=auto"), settings("frames=10_000_000")
-    assert decide(short, CPU) == "false"
-    assert decide(long, CPU) == "aot"
-    assert decide(long, torch.device("cuda")) == "jit"
-    assert decide(settings("learner.compile=jit"), CPU) == "jit"
-    off = settings("frames=10_000_000", "learner.compile=false")
-    assert decide(off, CPU) == "false"
-    assert decide(replace(off, learner=replace(off.learner, compile="auto")), CPU) == "aot"
-    assert decide(off, torch.device("cuda"), "aot") == "jit"
+    short, long = settings("frames=100"), settings("frames=10_000_000")
+    gpu = torch.device("cuda")
+    assert [decided(short), decided(long)] == ["false", "kernel"]
+    assert decided(long, unfit=lambda: "masks") == "aot"
+    assert decided(replace(long, threads=2)) == "aot", "the kernel has one thread"
+    assert decided(settings("frames=10_000_000", "collector.staleness=1")) == "aot"
+    for mode in ("false", "jit", "aot"):
+        assert decided(long, asked=mode) == mode
+    assert [decided(long, gpu, mode) for mode in ("auto", "aot", "kernel")] == ["jit"] * 3
 
 
 def test_on_a_gpu_no_package_is_looked_for(settings) -> None:
     def refuse():
-        raise AssertionError("packages are for CPUs")
+        raise AssertionError("packages and the kernel are for CPUs")
 
     for asked, mode in {"auto": "jit", "aot": "jit", "jit": "jit", "false": "false"}.items():
-        assert choose(asked, settings(), torch.device("cuda"), refuse) == (mode, None)
+        assert choose(asked, settings(), torch.device("cuda"), refuse, refuse) == (mode, None)
+
+
+@pytest.mark.services
+@pytest.mark.skipif(cxx() is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("kernel", ("loss=clip",)),
+        ("kernel", ("env=cartpole", "loss=klpen_held", "optim=adamw")),
+        ("kernel", ("actor=tanh_normal", "loss=trpo")),
+        ("kernel", ("kl.placement=loss", "kl.estimator=k3")),
+        ("eager", ("env=catch", "actor=cnn", "actor.share_trunk=false")),
+        ("eager", ("actor.activation=gelu",)),
+        ("eager", ("loss.kl_old=sampled",)),
+        ("eager", ("loss=clip", "collector.staleness=1")),
+    ],
+)
+def test_auto_takes_the_kernel_if_it_computes_the_step(way, words, settings, monkeypatch) -> None:
+    """Where it does not, the run is eager without a word about it."""
+    monkeypatch.setattr(compiled, "KERNEL_STEPS", 1)
+    eager, _, _ = learn(settings, "false", *words)
+    found, _, told = learn(settings, "auto", *words)
+    torch.testing.assert_close(found, eager, rtol=1e-5, atol=2e-5)
+    assert told[-1].startswith("update: kernel in C++" if way == "kernel" else "update: eager")
+    assert way == "kernel" or told[-1] == "update: eager"
 
 
 def test_a_learner_reads_no_metric_between_minibatches(settings, monkeypatch) -> None:

@@ -16,7 +16,7 @@ from klrl.base.errors import ConfigError, NonFiniteError
 from klrl.control.policy.distributions import Categorical, Normal, TanhNormalFamily
 from klrl.control.policy.networks import Agent, PolicyNet, ValueNet, mlp
 from klrl.control.run import compiled, kernel
-from klrl.control.run.compiled import choose, decide, processor
+from klrl.control.run.compiled import choose, processor
 from klrl.control.run.kernel import kernel_step
 from klrl.control.run.step import Adam, AdamSettings, Columns, StepParts, draw, pure_step
 from klrl.kl.charge import ReferenceKL
@@ -319,10 +319,9 @@ def test_what_it_does_not_compute_runs_eagerly(words, what, settings) -> None:
 
 
 def test_the_way_follows_from_the_settings(settings, monkeypatch) -> None:
-    config = settings("learner.compile=kernel")
-    assert decide(config, CPU) == "kernel"
-    assert decide(config, torch.device("cuda")) == "jit"
-    assert choose("kernel", config, CPU, Path) == ("kernel", None)
+    config = settings()
+    assert choose("kernel", config, CPU, Path, lambda: None) == ("kernel", None)
+    assert choose("kernel", config, CPU, Path, lambda: "masks")[0] == "false"
     monkeypatch.setattr(compiled, "cxx", lambda: None)
     needs = "learner.compile=kernel needs a C++ compiler; none is installed"
     assert learn(settings, "kernel")[2] == [f"update: eager; {needs}"]

@@ -4,8 +4,10 @@
     jit     torch.compile: 20 to 30 s in each new process, some seconds with a warm cache
     aot     an ahead-of-time package: a C++ compiler builds it once, in half a minute; later runs
             load it from the user's cache in a hundredth of a second
-    auto    on a GPU jit; on a CPU aot if the run is long (:data:`AUTO_STEPS`), else false, whatever
-            lies in the cache: equal settings give equal rows
+    kernel  the step of MLPs in C++, built once for all shapes in two seconds (kernel.py)
+    auto    on a GPU jit; on a CPU kernel if it computes the step, on one thread, and the run is not
+            short (:data:`KERNEL_STEPS`); else aot if the run is long (:data:`AUTO_STEPS`), else
+            false; whatever lies in the cache: equal settings give equal rows
 
 :func:`prepare` makes the step at the first minibatch. If anything fails, the update runs eagerly,
 and a printed line gives the reason. On a GPU, ``aot`` and ``kernel`` mean jit, and a compiled step
@@ -43,8 +45,14 @@ from klrl.base.cache import (
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
 from klrl.config import Config, OwnPart, RetrieveKLConfig
+from klrl.control.policy.networks import Agent
 from klrl.control.run.step import Step, StepParts, eager_step, input_layout, pure_step
+from klrl.losses.policy import PolicyLoss
 from klrl.runs.machine import cxx
+
+#: ``auto`` takes the kernel if a run has at least this many gradient steps. Its build costs 2 CPU
+#: seconds, and it is faster than eager mode by about 0.8 ms a step.
+KERNEL_STEPS = 2_500
 
 #: ``auto`` builds a package if a run has at least this many gradient steps. The first build costs
 #: 17 CPU seconds, and a package is faster than eager mode by about 0.7 ms a step.
@@ -67,14 +75,21 @@ _SOURCES = (
 )
 
 
-def decide(config: Config, device: torch.device, requested: str | None = None) -> str:
-    """Choose the mode by settings and device type alone, whether or not the cache has a package."""
-    requested = config.learner.compile if requested is None else requested
+def decide(
+    requested: str, config: Config, device: torch.device, unfit: Callable[[], str | None]
+) -> str:
+    """Choose the mode by settings and device type alone, whether or not the cache has a package.
+
+    ``unfit`` says what of the job the kernel does not compute.
+    """
     if device.type == "cuda":
         return "jit" if requested in ("auto", "aot", "kernel") else requested
-    if requested == "auto":
-        return "aot" if config.gradient_steps >= AUTO_STEPS else "false"
-    return requested
+    if requested != "auto":
+        return requested
+    steps, alone = config.gradient_steps, config.threads == 1  # the kernel uses one thread
+    if steps >= KERNEL_STEPS and alone and not config.reads_sampler and unfit() is None:
+        return "kernel"
+    return "aot" if steps >= AUTO_STEPS else "false"
 
 
 def choose(
@@ -82,12 +97,12 @@ def choose(
     config: Config,
     device: torch.device,
     package: Callable[[], Path],
-    unfit: str | None = None,
+    unfit: Callable[[], str | None],
 ) -> tuple[str, str | None]:
     """Choose false, jit, aot or kernel here; also return the reason for a fallback, or None.
 
     Builds nothing. ``package`` returns the path of the step's package, which may not exist; it is
-    called only for aot on a CPU. ``unfit``: what of the job the kernel does not compute.
+    called only for aot on a CPU. ``unfit`` says what of the job the kernel does not compute.
     """
     own = [group for group in ("loss", "actor") if isinstance(getattr(config, group), OwnPart)]
     if isinstance(config.kl, RetrieveKLConfig) and config.kl.placement != "reward":
@@ -96,11 +111,11 @@ def choose(
     if own and requested != "jit":
         # A package's key does not cover the user's sources.
         return "false", f"custom {' and '.join(own)} (compiled only with learner.compile=jit)"
-    mode = decide(config, device, requested)
+    mode = decide(requested, config, device, unfit)
     if device.type != "cpu":
         return mode, None
-    if mode == "kernel" and unfit:
-        return "false", f"learner.compile=kernel does not compute {unfit}"
+    if mode == "kernel" and (what := unfit()):
+        return "false", f"learner.compile=kernel does not compute {what}"
     if mode == "aot":
         try:
             if _load(package()) is not None:
@@ -136,11 +151,7 @@ def prepare(
     arguments of later calls must have the same layout.
     """
     package = partial(package_path, problem, example)
-    unfit = None
-    if requested == "kernel":
-        from klrl.control.run.kernel import unfit as unfit_of
-
-        unfit = unfit_of(problem.agent, problem.loss)
+    unfit = partial(kernel_unfit, problem.agent, problem.loss)
     mode, why = choose(requested, config, example[0].device, package, unfit)
     try:
         if mode == "kernel":
@@ -166,6 +177,13 @@ def _jit(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
             return Prepared(captured, "jit", "update: torch.compile, captured as a CUDA graph")
         step(*_copies(example))
     return Prepared(step, "jit", "update: torch.compile")
+
+
+def kernel_unfit(agent: Agent, loss: PolicyLoss) -> str | None:
+    """Say what of a job the kernel does not compute; its module is loaded only if it is asked."""
+    from klrl.control.run.kernel import unfit
+
+    return unfit(agent, loss)
 
 
 def _kernel(problem: StepParts, example: Sequence[Tensor]) -> Prepared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from klrl.config import Config, TRPOConfig, factory
 from klrl.control.policy.networks import Agent
-from klrl.control.run.compiled import Prepared, decide, prepare
+from klrl.control.run.compiled import Prepared, decide, kernel_unfit, prepare
 from klrl.control.run.kl import SAMPLER_LOG_PROB
 from klrl.control.run.step import Adam, Columns, StepParts, check_inputs, draw, score
 from klrl.kl.charge import ReferenceKL
@@ -46,7 +47,8 @@ class ControlSteps(Steps[Frames, Tensor]):
         self._coefficients: Coefficients | None = None
         self._coefficients_tensor = self.optimizer.flat.new_zeros(3)
         self._asked = mode
-        self.mode = decide(config, self.optimizer.flat.device, mode)
+        unfit = partial(kernel_unfit, agent, self.loss)
+        self.mode = decide(mode, config, self.optimizer.flat.device, unfit)
 
     @property
     def actor_parameters(self) -> list[nn.Parameter]:
