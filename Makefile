@@ -22,8 +22,8 @@ TEST := $(VENV)/.test
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-jax bench-lm results smollm \
-	fuzz soak kills audit audit-stale clean
+.PHONY: help run quick test test-services test-processors test-slow test-slurm test-ray smoke sweep lint format types docs wheel gpu bench bench-quick bench-jax bench-rl bench-lm results smollm \
+	audit audit-stale clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s%s\n", $$1, $$2}' Makefile
@@ -119,6 +119,16 @@ bench-quick: $(VENV)/.bench ## the same in two short rounds of one workload; pri
 bench-jax: .venv-jax/.ready ## pendulum beside PPO in JAX too, in its own .venv-jax; writes the results (5 minutes)
 	$(BIN)/python -m benchmarks.throughput pendulum
 
+# It sees the torch of $(VENV).
+.venv-rl/.ready: benchmarks/requirements-rl.txt | $(VENV)/.bench
+	$(BIN)/python -m venv .venv-rl
+	.venv-rl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo .venv-rl/lib/python*/site-packages)/klrl.pth
+	@touch $@
+
+bench-rl: .venv-rl/.ready ## pendulum beside rsl_rl and skrl too, in their own .venv-rl; writes the results (5 minutes)
+	$(BIN)/python -m benchmarks.throughput pendulum
+
 .venv-trl/.ready: benchmarks/requirements-trl.txt | $(VENV)/.smollm
 	$(BIN)/python -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -r $<
@@ -129,15 +139,6 @@ bench-lm: $(VENV)/.smollm .venv-trl/.ready ## samples per CPU-second beside TRL,
 
 results: $(LANGUAGE) ## write the tables of docs/results/ from the committed cells
 	$(BIN)/python -m benchmarks.pages
-
-fuzz: $(LANGUAGE) ## 2,000 command lines and YAMLs, most of them wrong (20 minutes)
-	$(BIN)/python -m benchmarks.reliability.fuzz
-
-soak: $(LANGUAGE) ## 3M frames in one run, 200 runs in one process: memory, files, threads, disk stay flat (20 minutes)
-	$(BIN)/python -m benchmarks.reliability.soak
-
-kills: $(LANGUAGE) ## 50 kills of small runs at random moments: resumed, they are equal to the bit (10 minutes)
-	$(BIN)/python -m benchmarks.reliability.kills
 
 # The wheels are of Python alone, whatever their names say.
 .venv-audit/.ready: benchmarks/audit/requirements.txt benchmarks/audit/systems.txt pyproject.toml constraints.txt

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import language, limit, results, rounds
+from benchmarks import copies, language, limit, results, rounds
 from benchmarks.language import WORKLOADS
 from benchmarks.peers import klrl_lm, lm, trl_grpo
-from benchmarks.reliability import small_run
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -72,6 +71,29 @@ def test_the_limit_counts_the_work_of_a_frame():
     assert state == 16 * products
 
 
+def test_the_picture_of_copies_shows_the_means_of_the_rounds() -> None:
+    found = json.loads(copies.FILE.read_text("utf-8"))
+    means = {
+        (each["contender"], each["copies"], each["width"]): np.mean(each["us"])
+        for each in found["points"]
+    }
+    figure = copies.draw(found)
+    left, right = figure.axes
+    drawn = {curve.get_label(): curve.get_xydata().T for curve in left.lines}
+    assert list(drawn) == ["klrl", "klrl, TorchRL's pendulum", "Stable-Baselines3", "TorchRL"]
+    for name, (counts, us) in drawn.items():
+        assert list(counts) == [n for n in copies.STEPS if (name, n, 64) in means]
+        assert list(us) == pytest.approx([means[name, n, 64] for n in counts])
+    for curve, n in zip(right.lines, (64, 8, 8), strict=True):
+        name = curve.get_label().split(",")[0]
+        widths, speed = curve.get_xydata().T
+        assert list(widths) == [w for w in copies.WIDTHS if (name, n, w) in means]
+        assert list(speed) == pytest.approx([1e6 / means[name, n, width] for width in widths])
+    loaded = copies.draw({**found, "load": [0.5, 2.4, 2]})
+    assert "LOADED" in loaded.get_suptitle()
+    assert not copies.draw({**found, "load": [0.5, 2.0, 2]}).get_suptitle()
+
+
 def klrl_imports(source: str) -> Iterator[tuple[str, str]]:
     """(module, name) of every ``from klrl... import``, those in functions too."""
     for node in ast.walk(ast.parse(source)):
@@ -82,12 +104,10 @@ def klrl_imports(source: str) -> Iterator[tuple[str, str]]:
 def test_benchmarks_import_what_is_there():
     files = Path(results.__file__).parent.rglob("*.py")
     imports = {each for path in files for each in klrl_imports(path.read_text("utf-8"))}
-    assert ("klrl.cli.main", "main") in imports
+    assert ("klrl.runs.folder", "RunFolder") in imports
     for module, name in imports:
         found = hasattr(importlib.import_module(module), name)
         assert found or importlib.util.find_spec(f"{module}.{name}"), (module, name)
-    for late in small_run._LATE:
-        assert importlib.util.find_spec(f"klrl.{late}"), late
 
 
 @pytest.mark.parametrize("key", WORKLOADS)

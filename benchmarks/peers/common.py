@@ -18,6 +18,7 @@ from typing import Any
 
 ENV_IDS = {
     "pendulum": "Pendulum-v1",
+    "pendulum_batch": "Pendulum-v1",
     "half_cheetah": "HalfCheetah-v5",
     "hopper": "Hopper-v5",
     "cartpole": "CartPole-v1",

@@ -59,6 +59,14 @@ def time_simulator(clock: Clock) -> None:
     VectorGymEnv.step_native = timed_step
 
 
+def bytes_of(batch: Any) -> dict[str, int]:
+    """Bytes per frame of a rollout's arrays, by name."""
+    frames = batch.numel()
+    leaves = batch.items(include_nested=True, leaves_only=True)
+    names = ((key if isinstance(key, str) else " ".join(key), value) for key, value in leaves)
+    return {name: value.numel() * value.element_size() // frames for name, value in names}
+
+
 def main() -> None:
     clock = Clock()
     parser = make_parser(__doc__)
@@ -67,9 +75,10 @@ def main() -> None:
     args = parser.parse_args()
     config = make_config(make_words(args), clock)
     time_simulator(clock)
-    time_training(clock)
+    arrays: dict[str, int] = {}
+    time_training(clock, lambda _, batch: arrays.update(bytes_of(batch)))
     run_quietly(config)
-    report("klrl", args, clock)
+    report("klrl", args, clock, bytes_per_frame=arrays)
 
 
 if __name__ == "__main__":

@@ -109,4 +109,6 @@ def safetensors_chunks(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memory
     yield len(text).to_bytes(8, "little") + text
     for _, tensor in ordered:
         if tensor.numel():
-            yield tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            # One element that was expanded has the stride 0, and counts as contiguous.
+            flat = tensor.cpu().contiguous().as_strided((tensor.numel(),), (1,))
+            yield flat.view(torch.uint8).numpy().data

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import klrl
-from benchmarks.reliability.ended import in_fork
 from klrl.config import conf_dir
 from tests.conftest import QUICK
+from tests.reliability.ended import in_fork
 
 #: What is added -> its place: the file, what stands before or after the new lines, these lines.
 ESTIMATOR = (

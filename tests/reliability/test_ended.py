@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from benchmarks.reliability.ended import Ended, in_fork
+from tests.reliability.ended import Ended, in_fork
 
 TRACEBACK = "Traceback (most recent call last):\n  File x\nKeyError: 'a'\n"
 

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from benchmarks.reliability.ended import in_fork
-from benchmarks.reliability.small_run import import_all, make_model
-from benchmarks.reliability.small_run import klrl as give
+from tests.reliability.ended import in_fork
+from tests.reliability.small_run import import_all, make_model
+from tests.reliability.small_run import klrl as give
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

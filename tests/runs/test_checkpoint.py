@@ -44,6 +44,7 @@ def every_kind_of_state() -> OrderedDict[str, Any]:
         count=torch.tensor(7),
         empty=torch.empty(0, 3),
         transposed=base.T,
+        expanded_one=base[0, 0].expand(1, 1),
         strided=base[:, ::2],
         expanded=torch.ones(1, 3).expand(4, 3),
         view=base[1:3],

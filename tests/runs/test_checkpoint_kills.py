@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from benchmarks.reliability.operations import Operations
+from tests.runs.operations import Operations
 from tests.runs.saves import RUN, load, loaded_agent, save, steps
 
 

@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reliability.ended import LIMIT, Ended, fork, in_fork
-from benchmarks.small_jobs import FILES
-
-#: A language job on the files of :func:`text_files`.
-TEXT = "experiment=text env.data=prompts.jsonl env.reward=rewards:score actor.model=model"
+from tests.reliability.ended import Ended, in_fork
 
 
-def klrl(words: Sequence[str], work: Path, limit: float = LIMIT) -> Ended:
+def klrl(words: Sequence[str], work: Path) -> Ended:
     """Run a command of klrl in a fork."""
-    return in_fork(partial(_go, words), work, limit)
-
-
-def begin(words: Sequence[str], work: Path) -> int:
-    """Start the same without waiting: the id of the fork, whose output goes nowhere."""
-    with Path(os.devnull).open("wb") as nowhere:
-        return fork(partial(_go, words), work, nowhere.fileno(), nowhere.fileno())
+    return in_fork(partial(_go, words), work)
 
 
 def _go(words: Sequence[str]) -> None:
@@ -41,12 +30,6 @@ def stand_in(figure: Any, path: Path, **options: Any) -> None:
     path.write_bytes(b"\x89PNG")
 
 
-def text_files(folder: Path) -> None:
-    """Write the prompts and the reward function of :data:`TEXT`."""
-    for name, text in FILES.items():
-        (folder / name).write_text(text)
-
-
 #: What the commands import late.
 _LATE = (
     *("cli.diff", "cli.evaluate", "cli.ls", "cli.report", "cli.run", "control.run.parts"),
@@ -55,9 +38,9 @@ _LATE = (
 )
 
 
-def import_all(*more: str) -> None:
+def import_all() -> None:
     """Import what the commands import, so that each fork need not."""
-    for name in (*(f"klrl.{each}" for each in _LATE), "matplotlib.pyplot", *more):
+    for name in (*(f"klrl.{each}" for each in _LATE), "matplotlib.pyplot"):
         importlib.import_module(name)
     import torch
 

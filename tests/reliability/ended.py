@@ -63,11 +63,11 @@ def in_fork(function: Callable[[], Any], folder: Path, limit: float = LIMIT) -> 
     """Call a function in a fork of this process, which has imported what it needs."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         begun = time.monotonic()
-        code, hung = _wait(fork(function, folder, out.fileno(), err.fileno()), limit)
+        code, hung = _wait(_fork(function, folder, out.fileno(), err.fileno()), limit)
         return Ended(code, _read(out), _read(err), time.monotonic() - begun, hung)
 
 
-def fork(function: Callable[[], Any], folder: Path, out: int, err: int) -> int:
+def _fork(function: Callable[[], Any], folder: Path, out: int, err: int) -> int:
     """Begin to call a function in a fork that writes to two descriptors, and go on; its id."""
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,0 @@
-"""Does klrl keep its promises when words and files are bad, and processes are killed?
-
-``make fuzz soak kills``.
-"""
