@@ -126,8 +126,8 @@ bench-jax: .venv-jax/.ready ## pendulum beside PPO in JAX too, in its own .venv-
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$(echo .venv-rl/lib/python*/site-packages)/klrl.pth
 	@touch $@
 
-bench-rl: .venv-rl/.ready ## pendulum beside rsl_rl and skrl too, in their own .venv-rl; writes the results (5 minutes)
-	$(BIN)/python -m benchmarks.throughput pendulum
+bench-rl: .venv-rl/.ready ## pendulum beside rsl_rl and skrl, in their own .venv-rl; writes the results (3 minutes)
+	$(BIN)/python -m benchmarks.throughput robotics
 
 .venv-trl/.ready: benchmarks/requirements-trl.txt | $(VENV)/.smollm
 	$(BIN)/python -m venv .venv-trl

@@ -30,6 +30,7 @@ CONTROL = {
     "half_cheetah 1 x 2048": "HalfCheetah-v5, 1 x 2048",
     "hopper 8 x 256": "Hopper-v5, 8 x 256",
     "cartpole 8 x 256": "CartPole-v1, 8 x 256",
+    "pendulum, other rounds": "Pendulum-v1, 8 x 256, robotics",
 }
 #: Of gpu.json, for the first two.
 GPU_JOBS = ("Pendulum 8 x 256, 64-64", "HalfCheetah 1 x 2,048, 64-64")
@@ -113,6 +114,7 @@ def page_of(page: Path, made: str) -> str:
 def control(whole: dict[str, Any]) -> str:
     """Each workload's us of CPU per frame, and an H100's share of a core's speed."""
     found = {title: idle(whole, name) for title, name in CONTROL.items()}
+    found = {title: part for title, part in found.items() if part["contenders"]}
     names = list(dict.fromkeys(name for part in found.values() for name in part["contenders"]))
 
     def row(name: str, values: Iterable[float | None]) -> list[str]:

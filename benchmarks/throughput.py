@@ -1,7 +1,7 @@
 """Frames per CPU-second of klrl and of its peers on the same work, beside the processor's limit.
 
     python -m benchmarks.throughput                   # all parts: 30 minutes; writes the results
-    python -m benchmarks.throughput pendulum copies   # some parts; what is not measured stays
+    python -m benchmarks.throughput pendulum hopper   # some parts; what is not measured stays
     python -m benchmarks.throughput --quick           # two short rounds of pendulum; writes nothing
 
 Contenders are processes of their own, one at a time, alternated (A B C A B C), on one thread.
@@ -62,6 +62,11 @@ SB3 = Contender("Stable-Baselines3", "sb3", iterations=8)
 CLEANRL = Contender("Stable-Baselines3, CleanRL's settings", "sb3", ("--cleanrl",), 8)
 #: In an environment of its own: make bench-jax.
 JAX = Contender("JAX", "jax_loop", python=ROOT / ".venv-jax" / "bin" / "python")
+#: In another: make bench-rl.
+RSL_RL, SKRL = (
+    Contender(name, "robotics", ("--system", name), 6, ROOT / ".venv-rl" / "bin" / "python")
+    for name in ("rsl_rl", "skrl")
+)
 
 
 @dataclass(frozen=True)
@@ -83,13 +88,6 @@ class Workload:
         return [*words, "--width", str(self.width)]
 
 
-#: klrl from 1 to 1024 copies, the frames of a rollout held: a contender's words come last.
-COPIES = tuple(
-    Contender(
-        f"{n} x {4096 // n}", "klrl_loop", ("--n", f"{n}", "--t", f"{4096 // n}", *KERNEL.words)
-    )
-    for n in (1, 4, 16, 64, 256, 1024)
-)
 WORKLOADS = {
     "pendulum": Workload("pendulum", 8, 256, (*KLRL, SB3, CLEANRL, JAX)),
     "cartpole": Workload("cartpole", 8, 256, (*KLRL, SB3, CLEANRL)),
@@ -98,7 +96,9 @@ WORKLOADS = {
     "wide": Workload(
         "pendulum", 8, 256, (KERNEL, EAGER, SB3), 1024, "Pendulum-v1, 8 x 256, 1,024 wide"
     ),
-    "copies": Workload("pendulum", 1, 4096, COPIES, about="Pendulum-v1, klrl kernel, copies"),
+    "robotics": Workload(
+        "pendulum", 8, 256, (KERNEL, SB3, RSL_RL, SKRL), about="Pendulum-v1, 8 x 256, robotics"
+    ),
 }
 AGAINST = (SB3.name, JAX.name)
 

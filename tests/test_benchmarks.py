@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tensordict import TensorDict
 
 from benchmarks import copies, language, limit, results, rounds
 from benchmarks.language import WORKLOADS
-from benchmarks.peers import klrl_lm, lm, trl_grpo
+from benchmarks.peers import klrl_lm, klrl_loop, lm, trl_grpo
 from benchmarks.throughput import summarise
 from klrl.config.checks import to_config
 from klrl.config.compose import compose
@@ -92,6 +94,13 @@ def test_the_picture_of_copies_shows_the_means_of_the_rounds() -> None:
     loaded = copies.draw({**found, "load": [0.5, 2.4, 2]})
     assert "LOADED" in loaded.get_suptitle()
     assert not copies.draw({**found, "load": [0.5, 2.0, 2]}).get_suptitle()
+
+
+def test_bytes_per_frame_are_those_of_the_arrays() -> None:
+    after = {"done": torch.zeros(4, 6, 1, dtype=torch.bool), "ids": torch.zeros(4, 6).long()}
+    batch = TensorDict({"observation": torch.zeros(4, 6, 3), "next": after}, [4, 6])
+    found = klrl_loop.bytes_of(batch)
+    assert found == {"observation": 12, "next done": 1, "next ids": 8}
 
 
 def klrl_imports(source: str) -> Iterator[tuple[str, str]]:

@@ -119,7 +119,7 @@ def run_skrl(args: argparse.Namespace, clock: Clock) -> None:
     memory = RandomMemory(memory_size=args.t, num_envs=args.n, device="cpu")
     models = {"policy": Policy(net(), **spaces), "value": Value(net(), **spaces)}
     agent = PPO(models=models, memory=memory, cfg=settings, device="cpu", **spaces)
-    agent.cfg.experiment.write_interval = agent.cfg.experiment.checkpoint_interval = 0
+    agent.write_interval = agent.checkpoint_interval = 0
     update = agent.update
     agent.update = lambda **at: (update(**at), clock.lap())
     how = {"timesteps": args.t * args.iterations, "headless": True, "disable_progressbar": True}
