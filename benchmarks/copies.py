@@ -1,6 +1,6 @@
 """Cost of a frame against copies and width: klrl, Stable-Baselines3, TorchRL; and klrl's memory.
 
-    python -m benchmarks.copies             # 9 minutes; writes results/copies.json, docs/copies.png
+    python -m benchmarks.copies             # 10 minutes; writes copies.json and docs/copies.png
     python -m benchmarks.copies --draw      # docs/copies.png again, from the file
     python -m benchmarks.copies --memory    # 2 minutes; prints klrl's arrays and peaks
 
@@ -23,7 +23,7 @@ from benchmarks.throughput import KERNEL, SB3, Contender, Workload
 #: Copies -> steps of each per rollout: 32 minibatches of 64 frames, from 64 copies on of more.
 STEPS = {1: 2048, 8: 256, 64: 64, 512: 32, 4096: 24}
 WIDTHS = (64, 128, 256, 512, 1024)
-KLRL = replace(KERNEL, name="klrl")
+KLRL = replace(KERNEL, name="klrl", iterations=20)
 BATCH = replace(KLRL, name="klrl, TorchRL's pendulum", words=(*KLRL.words, "--env=pendulum_batch"))
 TORCHRL = Contender("TorchRL", "torchrl_loop", iterations=4)
 FILE, PICTURE = FOLDER / "copies.json", ROOT / "docs" / "copies.png"
@@ -111,8 +111,9 @@ def draw(found: Line) -> Figure:
 def memory() -> str:
     """klrl's arrays of a rollout, in bytes per frame, and the peaks of 4,096 x 24 and x 512."""
     peaks: dict[int, Any] = {}
-    for t in (24, 512):
-        peaks[t] = KLRL.run(Workload("pendulum", 4096, t, ()), 2)
+    for t in (24, 512):  # further epochs need no more
+        short = replace(KLRL, words=(*KLRL.words, "--epochs=1"))
+        peaks[t] = short.run(Workload("pendulum", 4096, t, ()), 2)
     arrays = peaks[24]["bytes_per_frame"]
     rows = [[name, str(size)] for name, size in arrays.items()]
     rows.append(["all", str(sum(arrays.values()))])
