@@ -17,7 +17,7 @@ def guarded(
     items: Sequence[S],
     what: Callable[[S], str],
     remedy: str,
-    seconds: float = 20.0,  # a template has 10 s, and its process may have to start
+    seconds: float = 10.0,
 ) -> list[T]:
     """Call a template or tokenizer, the code of a model's author, on each item, within bounds.
 
