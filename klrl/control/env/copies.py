@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.wrappers import FlattenObservation
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import (
     Binary,
@@ -42,7 +41,7 @@ from klrl.control.env.contract import (
 )
 from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
 from klrl.control.env.gym_make import make_gym, make_one
-from klrl.control.env.observation import Layout, Packed, flattened, layout_of
+from klrl.control.env.observation import Layout, flattened, layout_of, make_flat
 from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
 
 if TYPE_CHECKING:
@@ -112,13 +111,11 @@ class VectorGymEnv(EnvBase):
             if first.once:
                 self.notes.append(ONCE)
         else:
-            flat, batch = partial(_make_flat, layout=self.layout), batch and self.layout is None
+            flat, batch = partial(make_flat, layout=self.layout), batch and self.layout is None
             how = (self._setting, make, first, num_envs, flat)
             self.simulators = simulators_of(*how, batch=batch, threads=threads)
             # Trial steps see the numbers before their conversion to float32.
-            self._make = lambda: _make_flat(
-                make(), self.layout and replace(self.layout, dtype="f8")
-            )
+            self._make = lambda: make_flat(make(), self.layout and replace(self.layout, dtype="f8"))
         self.seed_episodes(seed)
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
@@ -295,15 +292,6 @@ def _prepared(made: gymnasium.Env | Library, layout: Layout | None) -> Library:
     assert not isinstance(made, gymnasium.Env)
     made.prepare(layout)
     return made
-
-
-def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
-    if layout is not None:
-        return Packed(env, layout)
-    space = env.observation_space
-    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
-        return env
-    return FlattenObservation(env)
 
 
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:

@@ -21,7 +21,7 @@ from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig
 from klrl.control.env.contract import Misfit
 from klrl.control.env.observation import Layout, ObservationPart, entry_of, entry_value
-from klrl.control.env.simulators import Array, Native, Simulators, functions, on_host
+from klrl.control.env.simulators import Native, Simulators, functions
 
 
 class Library(Simulators):
@@ -111,33 +111,6 @@ class Library(Simulators):
 
     def close(self) -> None:
         """Keep what may exist once in a process; Python frees it with its last reference."""
-
-    def draw(self, seen: Native, rng: np.random.Generator) -> Array:
-        """Draw actions, as the policy's, that the masks in ``seen`` [N, D] allow."""
-        space, n = self.action_space, self.count
-        if isinstance(space, spaces.Box):
-            low, high = (bound.reshape(-1).clip(-1, 1) for bound in (space.low, space.high))
-            return rng.uniform(low, high, (n, len(low))).astype(np.float32)
-        if isinstance(space, spaces.MultiBinary):
-            return rng.integers(0, 2, (n, int(np.prod(space.shape))))
-        counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1)
-        masked = self.layout is not None and self.layout.masked
-        allowed = on_host(seen[:, -masked:]) if masked else np.ones((n, sum(counts)))
-        parts = np.split(
-            (allowed != 0) * (1 - rng.random(allowed.shape)), np.cumsum(counts)[:-1], 1
-        )
-        drawn = np.stack([part.argmax(1) for part in parts], 1)
-        return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
-
-    def trial(self) -> None:
-        """Reset and step all simulators once; raise a Misfit if the results do not fit."""
-        seen = self.reset(None)
-        after, reward, *_ = self.step(self.draw(seen, np.random.default_rng(0)))
-        shown = zip(("observation", "observation", "reward"), (seen, after, reward), strict=True)
-        for name, value in ((name, on_host(each)) for name, each in shown):
-            if not np.isfinite(value).all():
-                wrong = np.flatnonzero(~np.isfinite(value.reshape(self.count, -1)).all(1))
-                raise Misfit(f"{name} of copy {wrong[0]} is not finite")
 
     def why_anew(self, again: Callable[[], Any]) -> str:
         """Return why a resume cannot continue the episodes; empty if it can.

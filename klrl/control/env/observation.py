@@ -28,6 +28,7 @@ from typing import Any, TypeGuard
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
+from gymnasium.wrappers import FlattenObservation
 
 from klrl.base.errors import ConfigError
 from klrl.control.env.contract import Misfit, conversion, require_observation
@@ -316,6 +317,16 @@ class Packed(gymnasium.Wrapper):
 
     def _mask(self, info: object) -> object:
         return info.get(MASK) if self.layout.from_info and isinstance(info, Mapping) else None
+
+
+def make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
+    """Pack the observations of an environment or, without a layout, flatten them."""
+    if layout is not None:
+        return Packed(env, layout)
+    space = env.observation_space
+    if isinstance(space, spaces.Box) and len(space.shape) == 1:
+        return env
+    return FlattenObservation(env)
 
 
 def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:

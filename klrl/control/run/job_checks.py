@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -37,21 +36,18 @@ from klrl.control.env.contract import (
     action_signature,
     is_discrete,
     joint_actions,
-    require_flag,
-    require_number,
-    require_observation,
     require_supported,
 )
 from klrl.control.env.gym_make import make_one
 from klrl.control.env.observation import (
     MASK,
     Layout,
-    Packed,
-    any_action,
     check_images,
     layout_of,
+    make_flat,
     require_actor,
 )
+from klrl.control.env.simulators import Copies
 from klrl.runs.find import other_runs
 
 if TYPE_CHECKING:
@@ -194,35 +190,24 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout 
         if not isinstance(copy, gymnasium.Env):
             copy.prepare(layout)
             copy.trial()
-        else:
-            _step_once(env, copy if layout is None else Packed(copy, layout), layout)
-
-
-def _step_once(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> None:
-    """Reset and step a copy, and check the results."""
-
-    def step() -> tuple[tuple[np.ndarray, object], object]:
-        reset = copy.reset(seed=0)
-        copy.action_space.seed(0)
-        # An environment may raise an error for an excluded action.
-        action = any_action(layout, copy.action_space, reset[0], np.random.default_rng(0))
-        after = copy.step(action)
-        copy.close()
-        return reset, after
-
-    reset, after = within(env.step_timeout, step)
-    if isinstance(env, CustomEnvConfig):
-        _check_results(copy.observation_space, reset, after)
-    space = copy.observation_space
-    if layout is None and isinstance(space, spaces.Box):
-        require_observation(reset[0], space.shape, dtype=space.dtype)
+            return
+        info = within(env.step_timeout, lambda: _step_once(copy, layout))
     masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
     choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
-    if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
+    if masked and choices and isinstance(info, Mapping) and MASK in info:
         warn(
             f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
             "env.action_mask=info, or none to ignore it"
         )
+
+
+def _step_once(copy: gymnasium.Env, layout: Layout | None) -> object:
+    """Step a copy as in a run; return the info of a reset."""
+    simulators = Copies([make_flat(copy, layout)], "one copy")
+    simulators.trial()
+    _, info = copy.reset(seed=0)
+    simulators.close()
+    return info
 
 
 @contextmanager
@@ -248,28 +233,6 @@ def _refusing(env: EnvConfig) -> Iterator[None]:
             f"{env.named} with {env.arguments}={env.kwargs}: its first step fails: "
             f"{with_line(error)}; {fix}"
         ) from error
-
-
-def _check_results(space: Space, reset: object, step: object) -> None:
-    """Require that the results of a custom environment fit its spaces."""
-    if not (isinstance(reset, tuple) and len(reset) == 2):
-        raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
-    if not (isinstance(step, tuple) and len(step) == 5):
-        raise Misfit(
-            f"step returned {type(step).__name__}; give observation, reward, terminated, "
-            "truncated, info"
-        )
-    for observation in (reset[0], step[0]):
-        if isinstance(space, spaces.Box):
-            require_observation(observation, space.shape)
-            if not np.isfinite(np.asarray(observation)).all():
-                raise Misfit("an observation is not finite")
-        elif not space.contains(observation):
-            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
-    if not math.isfinite(reward := require_number(step[1])):
-        raise Misfit(f"the first reward is {reward}; give finite numbers")
-    require_flag("terminated", step[2])
-    require_flag("truncated", step[3])
 
 
 def _check_id(env_id: str) -> None:
