@@ -33,15 +33,10 @@ from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, Tr
 from klrl.base.errors import FAULTS, EnvError, NonFiniteError
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
-from klrl.control.env.contract import (
-    conversion_note,
-    fault,
-    require_picture,
-    require_supported,
-)
+from klrl.control.env.contract import fault, require_picture, require_supported
 from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
 from klrl.control.env.gym_make import make_gym, make_one
-from klrl.control.env.observation import Layout, flattened, layout_of, make_flat
+from klrl.control.env.observation import Layout, layout_of, make_flat
 from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
 
 if TYPE_CHECKING:
@@ -101,9 +96,8 @@ class VectorGymEnv(EnvBase):
         self._setting = setting or f"env.id={env_id}"
         spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask, channels)
-        seen = flattened(spaces[0]) if self.layout is None else self.layout.line
-        #: Lines for the user about the conversion of observations and actions.
-        self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
+        #: Lines for the user about the simulators.
+        self.notes = [] if self.layout is None else [self.layout.line]
         self.simulators: Copies | Library
         if not isinstance(first, gymnasium.Env):
             self.simulators, self._make = first, lambda: _prepared(make(), self.layout)

@@ -40,8 +40,6 @@ Info = dict[str, object]
 MASK = "action_mask"
 #: The kinds of entries, in the order of a transport.
 KINDS = ("vector", "index", "image", "mask")
-#: The largest number of values that float32, in which minibatches are packed, tells apart.
-_MOST = 2**24
 #: The largest length of a one-hot observation; beyond it a number is read by an embedding.
 _MOST_ONE_HOT = 4096
 #: The largest value of a picture's pixel; an image with another largest value is a board.
@@ -218,13 +216,6 @@ def layout_of(
 ) -> Layout | None:
     """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
-    for space in (action, *parts.values()):
-        if np.max(getattr(space, "nvec", getattr(space, "n", 0))) > _MOST:
-            shown = " ".join(str(space).split())
-            raise ConfigError(
-                f"{setting}: the space {shown} has a number of over 2^24 values, which float32 "
-                "cannot tell apart; wrap the environment"
-            )
     from_info = mask == "info"
     has_mask = (MASK,) in parts and mask == "auto"
     alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
@@ -285,15 +276,6 @@ def is_image(space: Space) -> TypeGuard[spaces.Box]:
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
-
-
-def flattened(space: Space) -> str | None:
-    """Describe how a space is flattened, in a line for the user; None for a 1-D Box."""
-    if isinstance(space, spaces.Box):
-        if len(space.shape) == 1:
-            return None
-        return f"observation: Box of shape {space.shape}, flat: {math.prod(space.shape)} numbers"
-    return f"observation: {space}, one-hot: {spaces.flatdim(space)} numbers"
 
 
 class Packed(gymnasium.Wrapper):
