@@ -14,7 +14,6 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
-from klrl.language.data import foreign
 from klrl.language.data import prompts as prompts_module
 from klrl.language.data.files import read_prompts
 from klrl.language.data.prompts import (
@@ -199,7 +198,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
 def test_a_template_that_fails_or_hangs_is_refused_in_one_line(
     template: str, told: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(foreign.guarded, "__defaults__", (1.0,))
+    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (1.0,))
     tokenizer = toys.tokenizer.__wrapped__(template=template)
     with pytest.raises(ConfigError, match="^line 4: the chat template refuses it ") as caught:
         encode(Prompt([USER], origin="line 4"), tokenizer)
@@ -216,7 +215,7 @@ FAILS_AT_B = "{% if messages[0].content == 'b' %}FAULT{% endif %}" + toys.TEMPLA
 def test_a_template_that_hangs_or_fails_in_a_batch_is_told_with_its_line(
     fault: str, told: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(foreign.guarded, "__defaults__", (1.0,))
+    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (1.0,))
     tokenizer = toys.tokenizer.__wrapped__(template=FAILS_AT_B.replace("FAULT", fault))
     bad = [Prompt([{**USER, "content": c}], origin=f"line {i}") for i, c in enumerate("aab" * 2, 1)]
     with pytest.raises(ConfigError, match=f"^line 3: the chat template refuses it .*{told}"):
@@ -241,7 +240,7 @@ def test_a_tokenizer_that_panics_or_hangs_is_refused_in_one_line(monkeypatch) ->
     tokenizer._tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(ConfigError, match="^line 4: the tokenizer refuses it .*retry-limit"):
         encode(Prompt("a" * 200 + "!", origin="line 4"), tokenizer)
-    monkeypatch.setattr(foreign.guarded, "__defaults__", (0.3,))
+    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (0.3,))
     monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: time.sleep(60))
     with pytest.raises(ConfigError, match="line 4: the tokenizer refuses it .took more than 0.3 s"):
         encode(Prompt("hello", origin="line 4"), tokenizer)

@@ -86,7 +86,7 @@ def _bare(config: EnvConfig, num_envs: int, device: str) -> gymnasium.Env | Libr
     made: Any = make()
     with config_errors("env", config):  # reading TorchRL's specs may fail
         if isinstance(made, gymnasium.vector.VectorEnv):
-            from klrl.control.env.gym_vector import GymVector
+            from klrl.control.env.library import GymVector
 
             return GymVector(config.named, made)
         if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment

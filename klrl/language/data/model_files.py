@@ -31,8 +31,7 @@ from transformers.utils import logging
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.base.text import counted
-from klrl.language.data.foreign import guarded
-from klrl.language.data.prompts import Tokenizer, json_type
+from klrl.language.data.prompts import Tokenizer, guarded, json_type
 
 #: Files to fetch from a hub repository: no pickles, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")

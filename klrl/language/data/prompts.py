@@ -15,7 +15,7 @@ from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from unittest.mock import patch
 
 import numpy as np
@@ -27,8 +27,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import ROWS, expanded, read_plain
-from klrl.language.data.foreign import guarded
+from klrl.base.time_limit import TookTooLong, each_within
 
+S = TypeVar("S")
+T = TypeVar("T")
 #: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
 Tokenizer: TypeAlias = Any
 #: One turn of a conversation: {"role": ..., "content": ...}.
@@ -193,6 +195,33 @@ def json_type(value: object) -> str:
 
 
 # ---------------------------------------------------------------------------------------- rendering
+
+
+def guarded(
+    call: Callable[[S], T],
+    items: Sequence[S],
+    what: Callable[[S], str],
+    remedy: str,
+    seconds: float = 10.0,
+) -> list[T]:
+    """Call a template or tokenizer, the code of a model's author, on each item, within bounds.
+
+    A call that fails or takes too long raises the ConfigError ``what(item) (why); remedy``.
+    """
+
+    def caught(item: S) -> T:
+        try:
+            return call(item)
+        except ConfigError:
+            raise
+        except BaseException as error:  # a panic of the package tokenizers is no Exception
+            raise ConfigError(f"{what(item)} ({first_line(error)[:200]}); {remedy}") from error
+
+    try:
+        return each_within(seconds, caught, items)
+    except TookTooLong as error:
+        took = f"took more than {seconds:g} s"
+        raise ConfigError(f"{what(items[error.args[0]])} ({took}); {remedy}") from error
 
 
 def encode(

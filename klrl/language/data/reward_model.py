@@ -18,9 +18,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.language.data.foreign import guarded
 from klrl.language.data.model_files import check_weights, read_tokenizer, read_weights
-from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, plain_ids, render
+from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, guarded, plain_ids, render
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32

@@ -38,8 +38,7 @@ from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
-from klrl.language.data.foreign import guarded
-from klrl.language.data.prompts import Prompt, Tokenizer
+from klrl.language.data.prompts import Prompt, Tokenizer, guarded
 
 #: (prompts, responses, rows, and requested extras by name) -> B scores.
 RewardFunction: TypeAlias = Callable[..., object]
