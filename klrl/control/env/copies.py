@@ -59,17 +59,9 @@ class VectorGymEnv(EnvBase):
     float32 [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
     Box actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
 
-    Args:
-        env_id: a Gymnasium id.
-        num_envs: the number of copies, N.
-        kwargs: arguments of ``gymnasium.make``.
-        seed: the seed of all episodes, see :meth:`Simulators.seed`.
-        step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
-        make: a function that makes a copy, default ``gymnasium.make`` of the id; or all simulators.
-        setting: the name of the environment in errors; default ``env.id=...``.
-        action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
-        batch: whether a batch may step the copies, which requires equal copies.
-        threads: the value of ``env.threads``.
+    ``make`` makes a copy, by default ``gymnasium.make`` of the id, or all simulators. ``setting``
+    names the environment in errors. With ``batch``, which requires equal copies, a batch may step
+    them. A step or a reset of all copies may take ``step_timeout`` seconds.
     """
 
     def __init__(

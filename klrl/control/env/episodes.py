@@ -40,8 +40,7 @@ Shown = list[list[np.ndarray]]
 class Episodes:
     """The running episodes of N copies that are stepped together.
 
-    Args:
-        results: structured array [N]: the last observation, reward and end flags of each copy.
+    ``results``: structured array [N]: the last observation, reward and end flags of each copy.
     """
 
     def __init__(self, results: np.ndarray) -> None:
@@ -105,11 +104,7 @@ def why_unrepeatable(
     Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
     which also detects draws from a shared generator. Global generators are restored.
 
-    Args:
-        make: makes a copy.
-        timeout: seconds that a step or a reset may take.
-        say: gets a line if seeds change nothing, or if float32 loses changes of an observation.
-        layout: the layout of observations, which may have a mask of actions.
+    ``say`` gets a line if seeds change nothing, or if float32 loses changes of an observation.
     """
     call: Call = partial(within, timeout)
     difference = partial(_difference, make, call, layout)

@@ -366,13 +366,9 @@ class ShuffledEpochs:
 class PromptStream:
     """Serves batches of encoded prompts. Checkpoints store its counter and digests of the data.
 
-    Args:
-        prompt_at: i -> prompt: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
-        tokenizer: the policy's tokenizer, with a pad token.
-        limit: maximum length of a prompt, in tokens; None for no limit.
-        template: arguments of the chat template.
-        rows: "setting=value" of a data set -> digest of its rows. A resume with different rows
-            is refused, since even one more row would reorder all prompts.
+    ``prompt_at`` maps i to prompt number i. ``limit``: most tokens of a prompt. ``rows``:
+    "setting=value" of a data set -> digest of its rows. A resume with different rows is refused,
+    since even one more row would reorder all prompts.
     """
 
     def __init__(

@@ -31,9 +31,7 @@ class RewardModel:
     For a plain prompt, the classifier reads prompt + response. A conversation gets the response as
     the assistant's turn, and is rendered by the classifier's chat template.
 
-    Args:
-        folder: written by ``save_pretrained``, with the classifier's tokenizer.
-        setting: the setting that gives the folder, for messages.
+    ``folder``: written by ``save_pretrained``, with the classifier's tokenizer.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:

@@ -130,16 +130,9 @@ def load_causal_lm(
 ) -> CausalLM:
     """Load a model and its tokenizer.
 
-    Args:
-        model: a folder written by ``save_pretrained``, or a hub id.
-        key: the setting that names the model, for messages.
-        chat: whether prompts are conversations, which need a chat template.
-        dtype: float32, bfloat16 or float64, for the weights. LoRA weights are at least float32.
-        mixed: compute in bfloat16 with float32 weights.
-        device: where to put the model.
-        gradient_checkpointing: drop activations and recompute them in the backward pass.
-        lora: settings of low-rank adapters, which are then trained instead of the weights.
-        say: prints a line, such as an automatic choice or the progress of a large model.
+    ``key`` names the setting in messages. With ``chat``, prompts are conversations, which need a
+    chat template. ``dtype``: of the weights; LoRA weights are at least float32. ``mixed``: compute
+    in bfloat16 with float32 weights. ``say`` prints a line, such as an automatic choice.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
     check_weights(folder, setting)

@@ -72,11 +72,7 @@ _APART = 10**9
 class Player:
     """A policy, and the task whose prompts it answers.
 
-    Attributes:
-        config: the job, which gives response length and temperature.
-        policy: draws the responses.
-        task: gives the prompts and the scores.
-        sampler: samples from the policy; its self-check has chosen how it computes.
+    The sampler has passed its self-check, which chose how it computes.
     """
 
     config: LanguageConfig

@@ -46,12 +46,7 @@ def export_run(
     ``collector.temperature`` other than 1 the generation config samples from the run's policy. The
     model card README.md describes the run.
 
-    Args:
-        run: the run folder.
-        folder: where to write.
-        which: last or best.
-        merge: add the adapters to the base model's weights, and write all weights.
-        model: current folder of the run's base model; None: the path stored in the run.
+    ``model``: current folder of the run's base model; None: the path stored in the run.
 
     Returns:
         A line that says what was written.

@@ -272,10 +272,7 @@ class BaseDigest:
 
     A digest in a checkpoint is compared with this one only if it is for the same dtype.
 
-    Args:
-        network: a new causal LM; with LoRA, all weights except the adapters are frozen. The digest
-            is that of the frozen weights, or of all if none is frozen.
-        model: ``actor.model``.
+    It is that of the frozen weights of ``network``, a new causal LM, or of all if none is frozen.
     """
 
     def __init__(self, network: nn.Module, model: str | None) -> None:
@@ -306,11 +303,8 @@ class BaseDigest:
 class Weights:
     """The weights that a checkpoint contains: by default all trained weights.
 
-    Args:
-        model: a causal LM.
-        value_head: the critic, if there is one.
-        whole: for a reference: store all parameters, trained or not.
-        base: digest of the base model's weights; saved with the state, compared on load.
+    ``whole``, for a reference: all parameters. ``base``: the digest of the base model's weights,
+    saved with the state and compared on load.
     """
 
     def __init__(

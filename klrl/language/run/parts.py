@@ -72,9 +72,7 @@ _GATHERED = (
 class LanguageParts(Parts):
     """Everything that one language run needs, built from its settings and checked.
 
-    Args:
-        config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
+    ``before``: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
     """
 
     reference: Reference | None
