@@ -108,7 +108,7 @@ def find_reward(name: str) -> RewardFunction:
 
         return RewardModel(attribute, setting)
     function = named_in(setting, import_named(setting, module_name), module_name, attribute)
-    if "completions" in _parameters(function):
+    if "completions" in inspect.signature(function).parameters:
         return _of_trl(function)
     try:
         inspect.signature(function).bind([], [], [], **dict.fromkeys(requested_extras(function)))
@@ -117,17 +117,7 @@ def find_reward(name: str) -> RewardFunction:
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
             f"it these three arguments; it may also have {', '.join(EXTRAS)}"
         ) from error
-    except ValueError:
-        pass  # some functions written in C have no signature
     return function
-
-
-def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
-    """Return a function's parameters by name; some functions written in C declare none."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:
-        return {}
 
 
 def _of_trl(function: RewardFunction) -> RewardFunction:
@@ -136,7 +126,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
     A function may name ``prompts``, ``completion_ids`` (with EOS) and fields of the rows; with
     ``**kwargs`` it gets all. Completions of conversations are conversations of one turn.
     """
-    parameters = _parameters(function)
+    parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def reward(
@@ -157,7 +147,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
 
 def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
-    parameters = list(_parameters(function).values())
+    parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return EXTRAS
     by_name = {
