@@ -47,11 +47,9 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 class Prompt:
     """A prompt, and the row of data that contains it.
 
-    Args:
-        content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of the row, for the reward function.
-        origin: where the prompt comes from, for messages.
-        turn: the assistant's turn that followed ``content``; None without one.
+    ``content``: plain text, or a conversation whose last turn is not the assistant's. ``row``: all
+    fields of the row, for the reward function. ``origin``: where the prompt comes from, for
+    messages. ``turn``: the assistant's turn that followed ``content``; None without one.
     """
 
     content: Content

@@ -168,11 +168,8 @@ class Reward:
     signal would allow neither. The thread of an abandoned call ends with the process. A function
     that itself uses alarm signals needs the main thread: give ``timeout=None``.
 
-    Args:
-        name: the reward's name in ``env.reward``.
-        timeout: seconds that a call may take; None for no limit.
-        function: the function to call; default: the one that ``name`` names.
-        abstains: whether the function may return None for a sample; its score is then NaN.
+    ``function``: by default the one that ``name`` names in ``env.reward``. With ``abstains`` it may
+    return None for a sample, whose score is then NaN.
     """
 
     def __init__(

@@ -91,12 +91,10 @@ LARGE = 50_000_000
 class CausalLM:
     """A causal LM, and a tokenizer that fits it.
 
-    Args:
-        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; with LoRA a
-            ``PeftModel``. It is in training mode only for gradient checkpointing.
-        tokenizer: has an EOS, a pad token and, if prompts are conversations, a chat template.
-        context: maximum length of prompt plus response, in tokens; None if there is no limit.
-        eos: ids that end a response, the tokenizer's EOS first.
+    ``model`` maps input_ids and attention_mask [B, T] to logits [B, T, V]; with LoRA it is a
+    ``PeftModel``. It is in training mode only for gradient checkpointing. ``context``: most tokens
+    of prompt and response; None for no limit. ``eos``: the ids that end a response, the tokenizer's
+    EOS first.
     """
 
     model: nn.Module

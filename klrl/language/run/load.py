@@ -131,14 +131,10 @@ def trained_policy(
 ) -> Policy:
     """Load the policy of a language run, frozen.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        device: where to put the policy.
-        setting: the setting that gives ``run``, for messages, such as ``reference.path``.
-        compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
-        model: current folder of the run's base model; None: the path stored in the run. With
-            ``model`` or LoRA, base weights that differ from the checkpoint's digest are refused.
+    ``setting`` gives ``run``, for messages. ``compared_with``: a job whose precision the policy
+    should have, see :func:`_computing_as`. ``model``: current folder of the run's base model; None:
+    the path stored in the run. With ``model`` or LoRA, base weights that differ from the
+    checkpoint's digest are refused.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
