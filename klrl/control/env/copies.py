@@ -31,7 +31,6 @@ from torchrl.data import (
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
 from klrl.base.errors import FAULTS, EnvError, NonFiniteError
-from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
 from klrl.control.env.contract import fault, require_picture, require_supported
 from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
@@ -61,7 +60,7 @@ class VectorGymEnv(EnvBase):
 
     ``make`` makes a copy, by default ``gymnasium.make`` of the id, or all simulators. ``setting``
     names the environment in errors. With ``batch``, which requires equal copies, a batch may step
-    them. A step or a reset of all copies may take ``step_timeout`` seconds.
+    them.
     """
 
     def __init__(
@@ -71,7 +70,6 @@ class VectorGymEnv(EnvBase):
         *,
         kwargs: Mapping[str, object] | None = None,
         seed: int = 0,
-        step_timeout: float | None = None,
         make: Callable[[], gymnasium.Env | Library] | None = None,
         setting: str | None = None,
         action_mask: str = "auto",
@@ -106,7 +104,6 @@ class VectorGymEnv(EnvBase):
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
-        self._step_timeout = step_timeout
         self._saves = isinstance(self.simulators, Copies)  # a library's: if a comparison says so
         self._steps = 0  # the number of steps so far, for error messages
 
@@ -156,15 +153,10 @@ class VectorGymEnv(EnvBase):
     def _call(self, call: Callable[[], T], what: str) -> T:
         """Call a function of the simulators; raise any failure as an EnvError of one line."""
         try:
-            return within(self._step_timeout, call)
-        except TookTooLong:
-            limit = f"env.step_timeout={self._step_timeout:g}"
-            raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
+            return call()
         except FAULTS as error:  # an environment may raise anything
-            raise EnvError(f"{self._where(what)}: {fault(error)}") from error
-
-    def _where(self, what: str) -> str:
-        return f"{self._setting}: {what} {self._steps}{self.simulators.place()}"
+            where = f"{what} {self._steps}{self.simulators.place()}"
+            raise EnvError(f"{self._setting}: {where}: {fault(error)}") from error
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -240,7 +232,7 @@ class VectorGymEnv(EnvBase):
             self._saves = not why
         elif kept.episodes is not None:
             return ""
-        elif not (why := why_unrepeatable(self._make, self._step_timeout, say, self.layout)):
+        elif not (why := why_unrepeatable(self._make, say, self.layout)):
             kept.episodes = Episodes(kept.rows)
         return why
 
@@ -320,7 +312,6 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None, device: str) -> V
         config.id,
         num_envs or config.num_envs,
         seed=seed,
-        step_timeout=config.step_timeout,
         make=lambda: make_one(config, num_envs, device),
         setting=config.named,
         action_mask=config.action_mask,

@@ -22,7 +22,6 @@ import torch
 
 from klrl.base.errors import first_line
 from klrl.base.seeds import generators_kept
-from klrl.base.time_limit import TookTooLong, within
 from klrl.control.env.observation import Layout, any_action
 
 #: Longest episode that is saved, in steps.
@@ -31,7 +30,6 @@ LONGEST = 20_000
 _PAST, _COMPARED = 40, 24
 _STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
 
-Call = Callable[[Callable[[], Any]], Any]
 Make = Callable[[], gymnasium.Env]
 Say = Callable[[str], None]
 Shown = list[list[np.ndarray]]
@@ -95,7 +93,6 @@ def replayed(state: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, np.ndarray 
 
 def why_unrepeatable(
     make: Make,
-    timeout: float | None = None,
     say: Say = lambda _: None,
     layout: Layout | None = None,
 ) -> str:
@@ -106,8 +103,7 @@ def why_unrepeatable(
 
     ``say`` gets a line if seeds change nothing, or if float32 loses changes of an observation.
     """
-    call: Call = partial(within, timeout)
-    difference = partial(_difference, make, call, layout)
+    difference = partial(_difference, make, layout)
     try:
         with generators_kept(), np.errstate(all="ignore"):
             shown: Shown = []
@@ -121,39 +117,35 @@ def why_unrepeatable(
                 )
             # If even two new copies differ, the cause is draws from elsewhere, not state.
             return why + _STATE * bool(why and not difference(0, []))
-    except TookTooLong:
-        return f"a step or a reset took longer than {timeout:g} s"
     except Exception as error:  # an environment may raise anything
         return f"a second copy of the environment raises an error: {first_line(error)}"
 
 
-def _difference(
-    make: Make, call: Call, layout: Layout | None, past: int, shown: Shown, shift: int = 0
-) -> str:
+def _difference(make: Make, layout: Layout | None, past: int, shown: Shown, shift: int = 0) -> str:
     """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
 
     ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
     """
-    with closing(call(make)) as played, closing(call(make)) as fresh:
+    with closing(make()) as played, closing(make()) as fresh:
         space, rng = copy.deepcopy(played.action_space), np.random.default_rng(0)
         space.seed(0)
         draw = partial(any_action, layout, space)
         seen, ended = None, True
         for _ in range(past):
-            seen = _reset(played, 0, call) if ended else seen
+            seen = _reset(played, 0) if ended else seen
             shown += [[]] * ended
             shown[-1].append(np.array(seen))
-            seen, result = _step(played, draw(seen, rng), call)
+            seen, result = _step(played, draw(seen, rng))
             ended = any(result[2:])
-        shown.append([np.array(_reset(played, seed, call)) for seed in range(past and 3)])
+        shown.append([np.array(_reset(played, seed)) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-            seen = _reset(played, seed, call)
-            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift, call)):
+            seen = _reset(played, seed)
+            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift)):
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
                 action = draw(seen, rng)
-                seen, result = _step(played, action, call)
-                if result != _step(fresh, action, call)[1]:
+                seen, result = _step(played, action)
+                if result != _step(fresh, action)[1]:
                     return f"two copies with the same seed and actions differ in step {step}"
                 if any(result[2:]):
                     break
@@ -177,12 +169,12 @@ def _say_coarse(episodes: Shown, say: Say) -> None:
             break
 
 
-def _reset(env: gymnasium.Env, seed: int, call: Call) -> object:
-    return call(partial(env.reset, seed=seed))[0]
+def _reset(env: gymnasium.Env, seed: int) -> object:
+    return env.reset(seed=seed)[0]
 
 
-def _step(env: gymnasium.Env, action: object, call: Call) -> tuple[object, tuple[object, ...]]:
-    seen, reward, terminated, truncated, _ = call(partial(env.step, action))
+def _step(env: gymnasium.Env, action: object) -> tuple[object, tuple[object, ...]]:
+    seen, reward, terminated, truncated, _ = env.step(action)
     return seen, (_as_bytes(seen), _as_bytes(reward), bool(terminated), bool(truncated))
 
 

@@ -62,7 +62,6 @@ class Library(Simulators):
             )
         for setting, given, remedy in (
             ("wrappers", config.wrappers, "wrap them in the function"),
-            ("step_timeout", config.step_timeout, "drop it"),
             ("action_mask", config.action_mask == "info", "show action_mask in the observation"),
         ):
             if given:

@@ -15,7 +15,6 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError, first_line, with_line
 from klrl.base.text import warn
-from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
     ActorConfig,
@@ -95,8 +94,6 @@ def check_env(
     Returns the environment, closed.
     """
     copy = make_checked(env, device)
-    if isinstance(copy, gymnasium.Env):
-        _check_pictures(env, copy)
     space = copy.action_space
     discrete = is_discrete(space)
     require_supported(env.named, space)
@@ -119,16 +116,6 @@ def check_env(
             f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
     return copy
-
-
-def _check_pictures(env: EnvConfig, copy: gymnasium.Env) -> None:
-    """Refuse a time limit for MuJoCo's pictures: OpenGL draws only in its context's thread."""
-    drawn = copy.render_mode is not None and hasattr(copy.unwrapped, "mujoco_renderer")
-    if drawn and env.step_timeout is not None:
-        raise ConfigError(
-            f"env.step_timeout={env.step_timeout:g}: MuJoCo would draw black pictures, since each "
-            "call has its own thread; drop it, or render_mode"
-        )
 
 
 def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
@@ -191,7 +178,10 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout 
             copy.prepare(layout)
             copy.trial()
             return
-        info = within(env.step_timeout, lambda: _step_once(copy, layout))
+        simulators = Copies([make_flat(copy, layout)], "one copy")
+        simulators.trial()
+        _, info = copy.reset(seed=0)
+        simulators.close()
     masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
     choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
     if masked and choices and isinstance(info, Mapping) and MASK in info:
@@ -201,25 +191,11 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout 
         )
 
 
-def _step_once(copy: gymnasium.Env, layout: Layout | None) -> object:
-    """Step a copy as in a run; return the info of a reset."""
-    simulators = Copies([make_flat(copy, layout)], "one copy")
-    simulators.trial()
-    _, info = copy.reset(seed=0)
-    simulators.close()
-    return info
-
-
 @contextmanager
 def _refusing(env: EnvConfig) -> Iterator[None]:
     """Turn the failures of an environment's first step into a ConfigError."""
     try:
         yield
-    except TookTooLong:
-        raise ConfigError(
-            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
-            "fix the environment, or raise the limit"
-        ) from None
     except Misfit as error:
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or a setting named here"
