@@ -1,6 +1,5 @@
 """Environments that break Gymnasium's contract or raise, through the batched environment."""
 
-
 import gymnasium
 import numpy as np
 import pytest

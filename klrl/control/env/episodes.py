@@ -132,15 +132,15 @@ def _difference(make: Make, layout: Layout | None, past: int, shown: Shown, shif
         draw = partial(any_action, layout, space)
         seen, ended = None, True
         for _ in range(past):
-            seen = _reset(played, 0) if ended else seen
+            seen = played.reset(seed=0)[0] if ended else seen
             shown += [[]] * ended
             shown[-1].append(np.array(seen))
             seen, result = _step(played, draw(seen, rng))
             ended = any(result[2:])
-        shown.append([np.array(_reset(played, seed)) for seed in range(past and 3)])
+        shown.append([np.array(played.reset(seed=seed)[0]) for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-            seen = _reset(played, seed)
-            if _as_bytes(seen) != _as_bytes(_reset(fresh, seed + shift)):
+            seen = played.reset(seed=seed)[0]
+            if _as_bytes(seen) != _as_bytes(fresh.reset(seed=seed + shift)[0]):
                 return "after the same seeded reset, a used copy differs from a new one"
             for step in range(1, _COMPARED + 1):
                 action = draw(seen, rng)
@@ -167,10 +167,6 @@ def _say_coarse(episodes: Shown, say: Say) -> None:
                 "a constant from it by a wrapper, as in env.wrappers=[module:Wrapper]"
             )
             break
-
-
-def _reset(env: gymnasium.Env, seed: int) -> object:
-    return env.reset(seed=seed)[0]
 
 
 def _step(env: gymnasium.Env, action: object) -> tuple[object, tuple[object, ...]]:
