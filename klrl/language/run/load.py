@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -237,16 +237,8 @@ def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConf
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
     low = config.mixed or config.actor.dtype == "bfloat16"
-    return computing_in(other, "mixed" if low else "float32")
-
-
-def computing_in(config: LanguageConfig, dtype: Literal["float32", "mixed"]) -> LanguageConfig:
-    """Return the job with float32 weights and arithmetic ``dtype``: float32 or mixed."""
-    return replace(
-        config,
-        actor=replace(config.actor, dtype="float32"),
-        learner=replace(config.learner, dtype=dtype),
-    )
+    learner = replace(other.learner, dtype="mixed" if low else "float32")
+    return replace(other, actor=replace(other.actor, dtype="float32"), learner=learner)
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
