@@ -11,6 +11,7 @@ step, or 20 us with a single MuJoCo copy, to merge infos, which klrl does not ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,10 +31,11 @@ from torchrl.data import (
 )
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.base.errors import FAULTS, EnvError, NonFiniteError
+from klrl.base.errors import FAULTS, EnvError, NonFiniteError, first_line
+from klrl.base.seeds import generators_kept
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
 from klrl.control.env.contract import fault, require_picture, require_supported
-from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
+from klrl.control.env.episodes import Episodes, replayed
 from klrl.control.env.gym_make import make_gym, make_one
 from klrl.control.env.observation import Layout, layout_of, make_flat
 from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     from klrl.control.env.library import Library
 
 T = TypeVar("T")
+Make = Callable[[], gymnasium.Env]
+Say = Callable[[str], None]
+Shown = list[list[np.ndarray]]
 
 #: What the user reads about simulators of which a process has one.
 ONCE = (
@@ -232,7 +237,7 @@ class VectorGymEnv(EnvBase):
             self._saves = not why
         elif kept.episodes is not None:
             return ""
-        elif not (why := why_unrepeatable(self._make, say, self.layout)):
+        elif not (why := why_unrepeatable(self._make, say)):
             kept.episodes = Episodes(kept.rows)
         return why
 
@@ -289,6 +294,87 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     bounds = (np.tile(x.reshape(-1), (n, 1)) for x in (space.low, space.high))
     low, high = (torch.as_tensor(x, dtype=torch.float32) for x in bounds)
     return Bounded(low, high, shape=(n, size), dtype=torch.float32)
+
+
+# ------------------------------------------------------------------------ repeatable episodes
+
+#: Steps that one copy plays before the comparison, and most steps of a compared episode.
+_PAST, _COMPARED = 40, 24
+_STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
+
+
+def why_unrepeatable(make: Make, say: Say = lambda _: None) -> str:
+    """Return the reason why seed and actions do not determine an episode; empty if they do.
+
+    Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
+    which also detects draws from a shared generator. Global generators are restored. A replay
+    fails if state survives a seeded reset, such as a wrapper's running mean.
+
+    ``say`` gets a line if seeds change nothing, or if float32 loses changes of an observation.
+    """
+    difference = partial(_difference, make)
+    try:
+        with generators_kept(), np.errstate(all="ignore"):
+            shown: Shown = []
+            why = difference(_PAST, shown)
+            _say_coarse(shown, say)
+            unlike = (difference(0, [], shift) for shift in range(1, 7))
+            if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
+                say(
+                    "episodes: copies with seven different seeds begin the same one, given equal "
+                    "actions; for chance, call super().reset(seed=seed), and use self.np_random"
+                )
+            # If even two new copies differ, the cause is draws from elsewhere, not state.
+            return why + _STATE * bool(why and not difference(0, []))
+    except Exception as error:  # an environment may raise anything
+        return f"a second copy of the environment raises an error: {first_line(error)}"
+
+
+def _difference(make: Make, past: int, shown: Shown, shift: int = 0) -> str:
+    """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
+
+    ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
+    """
+    with closing(Copies([make()], "")) as played, closing(Copies([make()], "")) as fresh:
+        rng, seen, ended = np.random.default_rng(0), played.rows["seen"], True
+        for _ in range(past):
+            if ended:
+                played.reset(None, [0])
+                shown.append([])
+            shown[-1].append(seen[0].copy())
+            played.step(played.draw(seen, rng))
+            ended = played.rows["ends"].any()
+        shown.append([played.reset(None, [seed])[0].copy() for seed in range(past and 3)])
+        for seed in (1, 2):  # at the second seed, ``fresh`` has played too
+            played.reset(None, [seed])
+            if seen.tobytes() != fresh.reset(None, [seed + shift]).tobytes():
+                return "after the same seeded reset, a used copy differs from a new one"
+            for step in range(1, _COMPARED + 1):
+                action = played.draw(seen, rng)
+                for each in (played, fresh):
+                    each.step(action)
+                if played.rows.tobytes() != fresh.rows.tobytes():
+                    return f"two copies with the same seed and actions differ in step {step}"
+                if played.rows["ends"].any():
+                    break
+        return ""
+
+
+def _say_coarse(episodes: Shown, say: Say) -> None:
+    """Name a number of observations [D] whose changes float32 loses, unless it comes to rest."""
+    for numbers in (np.array(episode, np.float64) for episode in episodes):
+        steps = np.spacing(np.abs(numbers).max(0).astype(np.float32))
+        changes, kept = (np.abs(np.diff(x, axis=0)) for x in (numbers, numbers.astype(np.float32)))
+        moved = changes > 1e-6 * steps  # smaller ones are the simulator's own rounding
+        lost = 4 * (moved & (kept == 0)).sum(0) > moved.sum(0)
+        if (lost := lost & (np.ptp(numbers, 0) < 1000 * steps)).any():
+            i = int(lost.argmax())
+            say(
+                f"observation: number {i} is about {numbers[0, i]:g} and changes by up to "
+                f"{changes[:, i].max():.3g}, but float32 has steps of {steps[i]:g} there; subtract "
+                "a constant from it by a wrapper, as in env.wrappers=[module:Wrapper]"
+            )
+            break
 
 
 # ------------------------------------------------------------------- the environment of a setting

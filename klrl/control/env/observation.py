@@ -31,7 +31,7 @@ from gymnasium import Space, spaces
 from gymnasium.wrappers import FlattenObservation
 
 from klrl.base.errors import ConfigError
-from klrl.control.env.contract import Misfit, conversion, require_observation
+from klrl.control.env.contract import Misfit, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]
@@ -198,17 +198,6 @@ class Layout:
     def line(self) -> str:
         """The entries and their encoders, in a line for the user."""
         return f"observation, by key: {self.names}"
-
-
-def any_action(layout: Layout | None, space: Space, seen: Any, rng: np.random.Generator) -> object:
-    """Draw an action of a space; ``rng`` draws one that the mask of a transport allows."""
-    if layout is None or not layout.masked:
-        return space.sample()
-    allowed = np.split(seen[-layout.masked :], np.cumsum(layout.entries[-1].counts)[:-1])
-    drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
-    rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
-    convert = conversion(space)
-    return next(iter(rows if convert is None else convert(rows)))
 
 
 def layout_of(
