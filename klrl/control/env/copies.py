@@ -34,11 +34,12 @@ from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, Tr
 from klrl.base.errors import FAULTS, EnvError, NonFiniteError, first_line
 from klrl.base.seeds import generators_kept
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
+from klrl.control.env.batch import simulators_of
 from klrl.control.env.contract import fault, require_picture, require_supported
 from klrl.control.env.episodes import Episodes, replayed
 from klrl.control.env.gym_make import make_gym, make_one
 from klrl.control.env.observation import Layout, layout_of, make_flat
-from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
+from klrl.control.env.simulators import Copies, Native, Results, functions, native
 
 if TYPE_CHECKING:
     from klrl.control.env.library import Library

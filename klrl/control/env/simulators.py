@@ -1,8 +1,7 @@
 """The contract of N simulators that step together, and klrl's copies of a Gymnasium environment.
 
-:func:`simulators_of` chooses how klrl steps its copies: as a batch, if
-:func:`klrl.control.env.batch.batch_of` has one, else one by one. Simulators of other libraries
-implement the same contract (:mod:`klrl.control.env.library`).
+:func:`klrl.control.env.batch.simulators_of` chooses how klrl steps its copies: as a batch, or one
+by one. Simulators of other libraries implement the same contract (:mod:`klrl.control.env.library`).
 
 Imports no torch.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,9 +19,7 @@ import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.wrappers import TimeLimit
 
-from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
-from klrl.control.env.batch import Batch, batch_of
 from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
@@ -158,35 +155,6 @@ class Simulators(ABC):
                 raise Misfit(f"{name} of copy {wrong[0]} is not finite")
 
 
-def simulators_of(
-    setting: str,
-    make: Callable[[], gymnasium.Env],
-    first: gymnasium.Env,
-    count: int,
-    flat: Callable[[gymnasium.Env], gymnasium.Env],
-    *,
-    batch: bool,
-    threads: int | None = None,
-) -> Copies:
-    """Make ``count`` copies of ``first``, which ``make`` made; a batch of them if possible.
-
-    ``setting`` names the environment in errors. ``flat`` makes an environment's observations flat.
-    ``batch``: whether a batch may step them, which requires equal copies; on so many ``threads``.
-    """
-    stepped = f"{count} copies one by one" if count > 1 else "one copy"
-    made = batch_of(make, first, count, threads) if batch and count > 1 else ""
-    if not isinstance(made, str):
-        # A batch needs only one environment, which is reset in turn for each copy.
-        return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)
-    stepped += f" ({made})" if made else ""
-    copies = [first, *(make() for _ in range(count - 1))]
-    if len({id(copy.unwrapped) for copy in copies}) < count:
-        raise ConfigError(
-            f"{setting}: gives two copies the same environment; make a new one per call"
-        )
-    return Copies([flat(copy) for copy in copies], stepped)
-
-
 class Copies(Simulators):
     """Copies of a Gymnasium environment with flat observations, stepped one by one."""
 
@@ -293,17 +261,3 @@ class Copies(Simulators):
     def place(self) -> str:
         """Name the copy that is being stepped or reset."""
         return f" of copy {self._at}"
-
-
-class BatchedCopies(Copies):
-    """Copies of a task that step as one batch; all ``envs`` are one environment, for resets."""
-
-    def __init__(self, envs: Sequence[gymnasium.Env], stepped: str, batch: Batch) -> None:
-        super().__init__(envs, stepped)
-        self._batch = batch
-
-    def _begin(self, copy: int) -> None:
-        self._batch.begin(copy)
-
-    def _step(self, action: Any, mask: Array | None) -> None:
-        self._batch.step(action, mask, self._results)
