@@ -344,7 +344,7 @@ def _difference(make: Make, past: int, shown: Shown, shift: int = 0) -> str:
                 shown.append([])
             shown[-1].append(seen[0].copy())
             played.step(played.draw(seen, rng))
-            ended = played.rows["ends"].any()
+            ended = bool(played.rows["ends"].any())
         shown.append([played.reset(None, [seed])[0].copy() for seed in range(past and 3)])
         for seed in (1, 2):  # at the second seed, ``fresh`` has played too
             played.reset(None, [seed])
