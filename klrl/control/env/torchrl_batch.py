@@ -235,6 +235,12 @@ def _require_specs(env: EnvBase) -> None:
     """Raise a Misfit if a reset or a step does not fit the specs."""
     logger = logging.getLogger("torchrl")
     level = logger.level
+    start = env.rand_action(env.reset())
+    _require_entries("reset", start, env.observation_spec)
+    # Not step(), which gives an unclear error if _step omits an entry.
+    after = env._step(start.copy())
+    for spec in (env.observation_spec, env.full_reward_spec):
+        _require_entries("step", after, spec)
     logger.setLevel(logging.WARNING)  # hide the line that check_env_specs logs on success
     try:
         check_env_specs(env)
@@ -329,6 +335,17 @@ _LEAVE_OUT = "leave it out, with torchrl.envs.ExcludeTransform, or wrap the envi
 
 
 # ---------------------------------------------------------------------------------------- results
+
+
+def _require_entries(when: str, data: TensorDictBase, spec: Composite) -> None:
+    """Require that ``data`` has the entries of a spec, with their dtypes and sizes."""
+    for key, leaf in spec.items(True, True):
+        value = data.get(key, None)
+        if not isinstance(value, Tensor):
+            raise Misfit(f"{when} wrote no {_listed([key])}, which its spec requires; write it")
+        if (value.dtype, value.numel()) != (leaf.dtype, leaf.shape.numel()):
+            wrote, due = (f"{x.dtype} of shape {list(x.shape)}" for x in (value, leaf))
+            raise Misfit(f"{when} wrote {_listed([key])} as {wrote}, but its spec requires {due}")
 
 
 def _entry(data: TensorDictBase, key: Key) -> Tensor:
