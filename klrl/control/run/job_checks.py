@@ -179,7 +179,13 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout 
             copy.trial()
             return
         simulators = Copies([make_flat(copy, layout)], "one copy")
-        simulators.trial()
+        try:
+            simulators.trial()
+        except ValueError as error:
+            if "to unpack" not in str(error):
+                raise
+            told = "step gives observation, reward, terminated, truncated, info"
+            raise Misfit(f"{error}: reset gives observation, info, and {told}") from error
         _, info = copy.reset(seed=0)
         simulators.close()
     masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
