@@ -5,9 +5,11 @@ import pytest
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
-from klrl.control.policy.networks import ObservationNormalizer
+from klrl.control.policy.networks import ObservationNormalizer, can_be_paired
+from klrl.control.run.step import eager_step
 from klrl.kl import exact_kl, freeze
 from tests.agents import agent_of, gym, make_env
+from tests.control.updates import made, minibatch
 
 
 def agent_for(env_id: str, distribution: str, **how: object):
@@ -142,3 +144,21 @@ def test_a_frozen_copy_keeps_its_own_normalizer() -> None:
     torch.testing.assert_close(reference(observation.clone())["loc"], before)
     assert (agent.actor(observation.clone())["loc"] - before).abs().min() > 0.1
     assert not any(p.requires_grad for p in reference.parameters())
+
+
+@pytest.mark.parametrize("width", [8, 300])
+def test_a_pair_steps_as_two_networks_do_to_the_bit(settings, width: int, monkeypatch) -> None:
+    """Trunks of 256 or more are not paired, which is faster and changes no bit."""
+    flat = []
+    for wide in (0, 1000):
+        monkeypatch.setattr("klrl.control.policy.networks.WIDE", wide)
+        experiment, batch = made(settings, f"actor.hidden=[{width},{width}]")
+        problem, example = minibatch(experiment, batch)
+        assert can_be_paired(problem.agent.networks) == (wide > width)
+        step = eager_step(problem)
+        for _ in range(3):
+            step(*example)
+        flat.append(example[0].clone())
+    assert torch.equal(*flat)
+    monkeypatch.undo()
+    assert can_be_paired(problem.agent.networks) == (width < 256)

@@ -180,10 +180,12 @@ def made(settings):
     rollout.close()
 
 
-@pytest.mark.parametrize("kind", ["eager", "pure"])
+@pytest.mark.parametrize("kind", ["paired", "apart", "pure"])
 def test_gradient_steps_move_the_critic_alone(made, kind: str, monkeypatch) -> None:
     parts, frames = made
     steps = parts.learner.steps
+    if kind == "apart":
+        monkeypatch.setattr("klrl.control.run.step.can_be_paired", lambda _: False)
     if kind == "pure":
         monkeypatch.setattr("klrl.control.run.compiled.eager_step", pure_step)
     before, critic = (

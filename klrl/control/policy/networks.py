@@ -215,11 +215,60 @@ class Networks(nn.Module):
         return (*self.policy.of_normalized(normalized), value)
 
     def in_order(self) -> list[nn.Parameter]:
-        """List each parameter once; the order rounds the gradient's norm, so it stays."""
+        """List each parameter once; matching parameters of the two trunks are adjacent."""
         # The trunk of a custom network is empty, while the other trunk may have parameters.
         pairs = zip(self.policy.trunk.parameters(), self.value.trunk.parameters(), strict=False)
         parameters = [p for pair in pairs for p in pair] + list(self.parameters())
         return list({id(p): p for p in parameters}.values())
+
+
+class PairedNetworks:
+    """Policy and critic, evaluated together to halve the operations of eager mode.
+
+    Their trunks have the same shape. Matching weights are adjacent in memory and are viewed as one
+    tensor [2, H, D], so one batched product evaluates a layer of both trunks.
+    """
+
+    def __init__(self, networks: Networks) -> None:
+        self._policy, self._value = networks.policy, networks.value
+        policy, value = (linears(net.trunk) for net in (self._policy, self._value))
+        self._weights = [
+            (_both(p.weight, v.weight), _both(p.bias, v.bias))
+            for p, v in zip(policy, value, strict=True)
+        ]
+        self._activations = [x for x in self._policy.trunk if not isinstance(x, nn.Linear)]
+        trunks = {id(x) for net in (self._policy, self._value) for x in net.trunk.parameters()}
+        rest = [p for p in networks.in_order() if id(p) not in trunks]
+        #: The tensors to differentiate by; flattened, they are in the order of ``in_order``.
+        self.leaves: list[Tensor] = [x for pair in self._weights for x in pair] + list(rest)
+
+    def __call__(self, normalized: Tensor) -> tuple[Tensor, ...]:
+        """Map [B, D] to (the family's parameters..., value [B])."""
+        hidden = normalized.expand(2, -1, -1)
+        for (weight, bias), activate in zip(self._weights, self._activations, strict=True):
+            hidden = activate(torch.baddbmm(bias.unsqueeze(1), hidden, weight.transpose(1, 2)))
+        policy, value = hidden.unbind(0)
+        parameters = self._policy.of_features(policy, normalized)
+        return (*parameters, self._value.head(value).squeeze(-1))
+
+
+#: A pair saves operations, 3 to 6 % of a step of 64-wide trunks, but torch copies the gradients of
+#: batched products: a pair of 256-wide trunks saves nothing, one of 1,024 takes 1.6 times as long.
+WIDE = 256
+
+
+def can_be_paired(networks: Networks) -> bool:
+    """Whether the trunks are two MLPs of equal shape, not wide, with matching layers adjacent."""
+    policy, value = networks.policy.trunk, networks.value.trunk
+    alike = len(policy) == len(value) > 0 and _is_mlp(policy) and _is_mlp(value)
+    wide = any(layer.out_features >= WIDE for layer in linears(policy))
+    if policy is value or wide or not alike:
+        return False
+    pairs = zip(policy.parameters(), value.parameters(), strict=True)
+    parameters = [p for pair in pairs for p in pair]
+    ends = [p.data_ptr() + p.numel() * p.element_size() for p in parameters]
+    following = [p.data_ptr() for p in parameters[1:]]
+    return all(end == start for end, start in zip(ends, following, strict=False))
 
 
 def _is_mlp(trunk: nn.Sequential) -> bool:
@@ -230,6 +279,13 @@ def _is_mlp(trunk: nn.Sequential) -> bool:
 def linears(trunk: nn.Sequential) -> list[nn.Linear]:
     """List the linear layers of a trunk."""
     return [layer for layer in trunk if isinstance(layer, nn.Linear)]
+
+
+def _both(policy: Tensor, value: Tensor) -> Tensor:
+    """View two tensors that are adjacent in memory as one leaf tensor [2, ...]."""
+    both = policy.detach().as_strided((2, *policy.shape), (policy.numel(), *policy.stride()))
+    assert both[1].data_ptr() == value.data_ptr()
+    return both.requires_grad_()
 
 
 @dataclass

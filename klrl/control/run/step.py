@@ -22,7 +22,7 @@ from torch.optim.adamw import adamw as torch_adamw
 
 from klrl.config import AdamWConfig, KLPENConfig, OptimConfig
 from klrl.control.policy.distributions import Family, Params
-from klrl.control.policy.networks import Agent
+from klrl.control.policy.networks import Agent, Networks, PairedNetworks, can_be_paired
 from klrl.losses.policy import LossTerms, PolicyLoss, Scored
 
 #: Adam's decay rates (Kingma and Ba 2015).
@@ -281,8 +281,12 @@ def _metrics(loss: PolicyLoss, measured: dict[str, Tensor], norm: Tensor) -> Ten
 
 def eager_step(problem: StepParts) -> Step:
     """Build the step for eager mode, with autograd on the modules and torch's fused Adam."""
-    networks = problem.agent.networks
-    parameters: list[Any] = networks.in_order()
+    both = problem.agent.networks
+    networks: Networks | PairedNetworks = both
+    parameters: list[Any] = both.in_order()
+    if can_be_paired(both):
+        networks = PairedNetworks(both)
+        parameters = networks.leaves
     # One buffer for all steps: new memory of 1,024-wide networks costs a fifth of a step.
     gradient = torch.cat([p.detach().reshape(-1) for p in parameters])
 
