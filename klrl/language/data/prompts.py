@@ -6,6 +6,7 @@ Data file or generator -> :class:`Prompt` by index -> :class:`PromptStream` -> t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from jinja2 import Environment, TemplateError
+from jinja2.meta import find_undeclared_variables
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -267,6 +270,20 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[int]]:
     bos = bare[:1]
     twice = bos == [tokenizer.bos_token_id] and ids[: len(bare) + 1] == [*bos, *bare]
     return ids[twice:], bare
+
+
+def variables_of(template: str) -> set[str]:
+    """Return the names of the variables that a chat template reads but does not set."""
+    unmarked = _MARKS.sub("", template)
+    try:
+        return find_undeclared_variables(_JINJA.parse(unmarked))
+    except TemplateError as error:
+        raise ConfigError(f"the chat template cannot be parsed ({first_line(error)})") from error
+
+
+#: Parses chat templates as ``transformers`` does, except for its ``{% generation %}`` tag.
+_JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
+_MARKS = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
 
 
 #: The longest text that a chat template may render, in characters.

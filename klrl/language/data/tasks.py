@@ -31,6 +31,7 @@ from klrl.language.data.prompts import (
     ShuffledEpochs,
     Tokenizer,
     encode,
+    variables_of,
 )
 from klrl.language.data.rewards import Extras, Reward
 from klrl.language.data.sort_digits import SortDigits
@@ -159,7 +160,8 @@ class Task:
                 "drop it, or give messages"
             )
         encode(self.checked, tokenizer, limit, self.template)
-        for name in (n for n in self.template if n not in str(tokenizer.chat_template)):
+        used = variables_of(str(tokenizer.chat_template or "")) if self.chat else set()
+        for name in sorted(set(self.template) - used):
             raise ConfigError(
                 f"env.template_kwargs.{name}: the chat template does not use {name}; drop it"
             )
