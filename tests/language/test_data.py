@@ -290,7 +290,7 @@ def test_the_clock_of_a_chat_template_says_one_day(model: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(with_template(model, CLOCK))
     turns = [{"role": "user", "content": "21"}]
     for template, day in (({}, "240726"), ({"date": "21"}, "21")):
-        text = tokenizer.decode(render(tokenizer, turns, {}, template))
+        text = tokenizer.decode(next(render(tokenizer, [(turns, {})], template)))
         assert "".join(text.split()).startswith(day + "<|im_start|>"), text
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import sys
 import time
 from datetime import date
 from importlib.util import find_spec
@@ -15,6 +17,7 @@ from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
 from klrl.language.data import prompts as prompts_module
+from klrl.language.data import templates
 from klrl.language.data.files import read_prompts
 from klrl.language.data.prompts import (
     Prompt,
@@ -177,14 +180,24 @@ def test_a_template_that_refuses_a_conversation_is_told_with_its_line() -> None:
         encode(Prompt([USER], origin="line 4"), toys.tokenizer(template=template))
 
 
-LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+NS = (
+    "{% set ns = namespace(x='a') %}"
+    "{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
+)
+LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}BODY{% endfor %}{% endfor %}"
 
 
 @pytest.mark.parametrize(
     ("template", "told"),
     [
         ("{% for i in range(10**12) %}x{% endfor %}", "Range too big"),
-        (LOOP, "took more than 1 s"),
+        ("{{ ([[1]] * 1000000)|sum(start=[]) }}", "took more than 3 s"),
+        ("{{ 'a' * 1000000000 }}", "MemoryError"),
+        ("{{ 'a'|center(10000000000) }}", "MemoryError"),
+        ("{{ '%9999999999d' % 1 }}", "MemoryError"),
+        ("{% set x = [0] * 1000000000 %}", "MemoryError"),
+        (NS, "MemoryError"),
+        (LOOP.replace("BODY", ""), "took more than 3 s"),
         ("{% for i in range(99999) %}0123456789a{% endfor %}", "it renders 1,099,989 characters"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ""),
         ("{{ " + "(" * 50_000 + " }}", ""),
@@ -194,11 +207,13 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
         ("{{ 1 // 0 }}", ""),
         ("{% if %}", ""),
     ],
+    ids=range(16),
 )
-def test_a_template_that_fails_or_hangs_is_refused_in_one_line(
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
+def test_a_template_that_fails_hangs_or_grows_is_refused_in_one_line(
     template: str, told: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (1.0,))
+    monkeypatch.setattr(templates, "SECONDS", 3.0)
     tokenizer = toys.tokenizer.__wrapped__(template=template)
     with pytest.raises(ConfigError, match="^line 4: the chat template refuses it ") as caught:
         encode(Prompt([USER], origin="line 4"), tokenizer)
@@ -206,16 +221,17 @@ def test_a_template_that_fails_or_hangs_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-FAILS_AT_B = "{% if messages[0].content == 'b' %}FAULT{% endif %}" + toys.TEMPLATE
+FAILS_AT_B = "{% if messages[0].content == 'b' %}{{ FAULT }}{% endif %}" + toys.TEMPLATE
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"), [(LOOP, "took more than 1 s"), ("{{ 1 // 0 }}", "by zero")]
+    ("fault", "told"),
+    [("([[messages]] * 1000000)|sum(start=[])", "took more than 1 s"), ("1 // 0", "by zero")],
 )
 def test_a_template_that_hangs_or_fails_in_a_batch_is_told_with_its_line(
     fault: str, told: str, monkeypatch
 ) -> None:
-    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (1.0,))
+    monkeypatch.setattr(templates, "SECONDS", 1.0)
     tokenizer = toys.tokenizer.__wrapped__(template=FAILS_AT_B.replace("FAULT", fault))
     bad = [Prompt([{**USER, "content": c}], origin=f"line {i}") for i, c in enumerate("aab" * 2, 1)]
     with pytest.raises(ConfigError, match=f"^line 3: the chat template refuses it .*{told}"):
@@ -223,7 +239,8 @@ def test_a_template_that_hangs_or_fails_in_a_batch_is_told_with_its_line(
     assert encode(bad[0], tokenizer) == encode(bad[0], toys.tokenizer())
 
 
-def test_conversations_keep_their_order() -> None:
+def test_conversations_of_several_batches_keep_their_order(monkeypatch) -> None:
+    monkeypatch.setattr(templates, "BATCH", 3)
     texts = [f"{i} " * (i % 3) for i in range(8)]
     both = [Prompt(each) for t in texts for each in (f"{t}.", [{**USER, "content": t}])]
     tokenizer = toys.tokenizer()
@@ -233,6 +250,14 @@ def test_conversations_keep_their_order() -> None:
             how = {"add_generation_prompt": True}
             assert ids == tokenizer.apply_chat_template(prompt.content, **how)["input_ids"]
     assert prompts_module.encode(both, tokenizer) == expected
+
+
+def test_an_idle_child_that_was_killed_is_replaced() -> None:
+    expected = encode(Prompt(TURNS), toys.tokenizer())
+    killed = templates._idle[os.getpid()]
+    os.kill(killed.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, killed.pid, os.WEXITED | os.WNOWAIT)
+    assert encode(Prompt(TURNS), toys.tokenizer()) == expected
 
 
 def test_a_tokenizer_that_panics_or_hangs_is_refused_in_one_line(monkeypatch) -> None:

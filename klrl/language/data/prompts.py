@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -28,6 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import ROWS, expanded, read_plain
 from klrl.base.time_limit import TookTooLong, each_within
+from klrl.language.data.templates import rendered
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -200,7 +199,7 @@ def guarded(
     items: Sequence[S],
     what: Callable[[S], str],
     remedy: str,
-    seconds: float = 10.0,
+    seconds: float = 20.0,  # a template has 10 s, and its process may have to start
 ) -> list[T]:
     """Call a template or tokenizer, the code of a model's author, on each item, within bounds.
 
@@ -235,11 +234,12 @@ def encode(
     an EOS at the end, since a response follows. A prompt of more than ``limit`` tokens is refused,
     since it leaves no room for a response.
     """
+    chats = ((p.content, p.row) for p in prompts if not isinstance(p.content, str))
+    ids_of_chats = render(tokenizer, chats, template, add_generation_prompt=True)
 
     def ids_of(prompt: Prompt) -> list[int]:
         if not isinstance(prompt.content, str):
-            turns, how = prompt.content, {**template, "add_generation_prompt": True}
-            return render(tokenizer, turns, prompt.row, how)
+            return next(ids_of_chats)
         ids, bare = plain_ids(tokenizer, prompt.content)
         added = ids[-1:] == [tokenizer.eos_token_id] and ids[-1:] != bare[-1:]
         return ids[:-1] if added else ids
@@ -286,37 +286,31 @@ _JINJA = Environment(extensions=["jinja2.ext.loopcontrols"])
 _MARKS = re.compile(r"{%[-+]?\s*(end)?generation\s*[-+]?%}")
 
 
-#: The longest text that a chat template may render, in characters.
-LONGEST = 1_000_000
-
-
-class _Today(datetime):
-    """The date that chat templates get from the clock: the default date of Llama 3's templates."""
-
-    @classmethod
-    def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
-        return datetime(2024, 7, 26)  # one day, so that all runs have the same prompts
-
-
 def render(
-    tokenizer: Tokenizer, turns: Sequence[Message], row: Fields, template: Mapping[str, object]
-) -> list[int]:
-    """Return the token ids of a conversation, whose ``row`` may have tools, by the chat template.
+    tokenizer: Tokenizer,
+    chats: Iterable[tuple[Sequence[Message], Fields]],
+    template: Mapping[str, object],
+    **how: bool,
+) -> Iterator[list[int]]:
+    """Apply the chat template to conversations; yield the token ids of each.
 
-    ``template``: arguments of ``apply_chat_template``. Call this in :func:`guarded`.
+    Call ``next`` in :func:`guarded`, since a template may raise anything.
 
-    Raises:
-        ValueError: the text is too long; a template may also raise anything else.
+    Args:
+        tokenizer: with a chat template.
+        chats: conversations, each with its row of data, which may have tools.
+        template: arguments of the chat template.
+        how: options of ``apply_chat_template``, such as ``add_generation_prompt=True``.
     """
-    from transformers.utils import chat_template_utils  # slow
-
-    with patch.object(chat_template_utils, "datetime", _Today):
-        text = tokenizer.apply_chat_template(
-            list(turns), **tools_of(row), **template, tokenize=False
-        )
-    if len(text) > LONGEST:
-        raise ValueError(f"it renders {len(text):,} characters, more than {LONGEST:,}")
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    common = {**tokenizer.special_tokens_map, **template, **how}
+    # As apply_chat_template does: templates fail on content=None, but not without a content.
+    each = (
+        {"conversations": [[{k: v for k, v in t.items() if v is not None} for t in turns]]}
+        | tools_of(row)
+        for turns, row in chats
+    )
+    for text in rendered(each, chat_template=tokenizer.get_chat_template(), **common):
+        yield list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def end_of_turn(
@@ -330,7 +324,7 @@ def end_of_turn(
     if isinstance(prompt.content, str) or len(eos) == 1:
         return eos[0]
     chats = ([*prompt.content, {"role": "assistant", "content": answer}] for answer in "12")
-    one, other = (render(tokenizer, chat, prompt.row, template) for chat in chats)
+    one, other = render(tokenizer, ((chat, prompt.row) for chat in chats), template)
     from_answer = dropwhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return next((token for token, _ in from_answer if token in eos), eos[0])
 

@@ -103,7 +103,7 @@ class RewardModel:
             if isinstance(prompt, str):
                 return plain_ids(self._tokenizer, prompt + response)[0]
             turns = [*prompt, {"role": "assistant", "content": response}]
-            return render(self._tokenizer, turns, row, NO_ARGUMENTS)
+            return next(render(self._tokenizer, [(turns, row)], NO_ARGUMENTS))
 
         what = f"{self._setting}: its tokenizer or chat template refuses a text"
         texts = guarded(encode, samples, lambda _: what, "fix its files")

@@ -23,6 +23,7 @@ from klrl.base.errors import ConfigError, first_line
 from klrl.base.text import escaped
 from klrl.config import LoraConfig
 from klrl.kl.reference import evaluating
+from klrl.language.data import templates
 from klrl.language.data.model_files import (
     check_weights,
     find_model,
@@ -216,6 +217,8 @@ def load_tokenizer(
             f"{setting}: its tokenizer has no chat template, but prompts are conversations; add "
             "a chat_template.jinja to the model's folder, or give plain prompts"
         )
+    if chat:
+        templates.prepare()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
         say(f"{setting}: no pad token; EOS is used instead")
