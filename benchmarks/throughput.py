@@ -57,7 +57,7 @@ EAGER, AOT, KERNEL = KLRL = tuple(
     )
 )
 #: A MuJoCo preset's loss.
-TRPO = Contender("klrl package, trpo", "klrl_loop", (*AOT.words, "loss=trpo"))
+TRPO = Contender("klrl kernel, trpo", "klrl_loop", (*KERNEL.words, "loss=trpo"))
 SB3 = Contender("Stable-Baselines3", "sb3", iterations=8)
 CLEANRL = Contender("Stable-Baselines3, CleanRL's settings", "sb3", ("--cleanrl",), 8)
 #: In an environment of its own: make bench-jax.
@@ -85,7 +85,9 @@ class Workload:
 
 #: klrl from 1 to 1024 copies, the frames of a rollout held: a contender's words come last.
 COPIES = tuple(
-    Contender(f"{n} x {4096 // n}", "klrl_loop", ("--n", f"{n}", "--t", f"{4096 // n}", *AOT.words))
+    Contender(
+        f"{n} x {4096 // n}", "klrl_loop", ("--n", f"{n}", "--t", f"{4096 // n}", *KERNEL.words)
+    )
     for n in (1, 4, 16, 64, 256, 1024)
 )
 WORKLOADS = {
@@ -93,8 +95,10 @@ WORKLOADS = {
     "cartpole": Workload("cartpole", 8, 256, (*KLRL, SB3, CLEANRL)),
     "half_cheetah": Workload("half_cheetah", 1, 2048, (AOT, KERNEL, TRPO, SB3, CLEANRL)),
     "hopper": Workload("hopper", 8, 256, (AOT, KERNEL, TRPO, SB3, CLEANRL)),
-    "wide": Workload("pendulum", 8, 256, (EAGER, SB3), 1024, "Pendulum-v1, 8 x 256, 1,024 wide"),
-    "copies": Workload("pendulum", 1, 4096, COPIES, about="Pendulum-v1, klrl package, copies"),
+    "wide": Workload(
+        "pendulum", 8, 256, (KERNEL, EAGER, SB3), 1024, "Pendulum-v1, 8 x 256, 1,024 wide"
+    ),
+    "copies": Workload("pendulum", 1, 4096, COPIES, about="Pendulum-v1, klrl kernel, copies"),
 }
 AGAINST = (SB3.name, JAX.name)
 
