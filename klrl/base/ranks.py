@@ -150,19 +150,15 @@ def first(function: Callable[[], T]) -> T:
             outcome = (function(), None)
         except Exception as error:  # any: if the others did not raise it too, they would wait
             outcome = (None, error)
-    result, failure = _from_first(outcome)
+    import torch.distributed as dist
+
+    outcomes = [outcome]
+    with _answered():
+        dist.broadcast_object_list(outcomes, 0, group=_Links.all)
+    result, failure = outcomes[0]
     if failure is not None:
         raise failure
     return result
-
-
-def _from_first(value: T) -> T:
-    import torch.distributed as dist
-
-    values = [value]
-    with _answered():
-        dist.broadcast_object_list(values, 0, group=_Links.all)
-    return values[0]
 
 
 def concatenated(value: Tensor) -> Tensor:

@@ -113,11 +113,8 @@ def where_kept(
     Warns if an action is saturated, and the data have neither its sample before tanh nor the
     distribution's parameters.
 
-    Args:
-        model: the policy that computed the log-prob.
-        tensordict: the transition, without the model's outputs.
-        dist: the model's distribution in the transition.
-        log_prob: log-prob of the action, [...]; or a TensorDict with the log-prob of each head.
+    ``tensordict`` is the transition without the model's outputs, ``dist`` the model's distribution
+    in it. ``log_prob``: [...], or a TensorDict with the log-prob of each head.
     """
     key = model.dist_sample_keys[0]
     if PRE_TANH in model.out_keys and tensordict.get(PRE_TANH, None) is not None:

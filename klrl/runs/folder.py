@@ -30,6 +30,7 @@ from klrl.config.identity import identity
 from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
+from klrl.runs.machine import processor
 from klrl.runs.owner import OWNER_FILE, Claim, living_owner, owning
 
 #: Files that klrl writes in place, and folders that it writes into; none of them may be a link.
@@ -260,6 +261,7 @@ class RunFolder:
             "git_commit": _git_commit(),
             "python": platform.python_version(),
             "versions": versions(),
+            "processor": processor(),
             "wandb_id": before.get("wandb_id", uuid4().hex[:12]),
             "started": before.get("started", start["time"]),
             "resumed": [*(before.get("resumed") or []), start] if before else [],

@@ -1,4 +1,4 @@
-"""Reads the settings of a stored run, and applies the overrides of a resume."""
+"""Reads the settings of a stored run, and applies the overrides of a resume or of another task."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from klrl.base.files import expanded
 from klrl.base.text import warn
 from klrl.config import JobConfig
 from klrl.config.checks import check_plain, checked, plain
-from klrl.config.given import Given
+from klrl.config.given import Given, quoted
 from klrl.config.identity import settings_hash
-from klrl.config.overrides import explained
+from klrl.config.overrides import explained, parse
 from klrl.config.own import own_parts
-from klrl.config.own.trust import check_known
+from klrl.config.own.trust import NAMED, check_known
+from klrl.domains import domain_of
 from klrl.runs.find import find_run
 from klrl.runs.folder import BrokenRun, RunFolder, read_settings, run_id
 from klrl.runs.one_run import check_one_run
@@ -28,6 +29,9 @@ CHANGEABLE = (
     *("frames", "device", "threads", "env.threads", "rank_timeout", "eval", "checkpoint.every"),
     *("learner.micro_batch", "learner.tokens_per_batch"),
 )
+
+#: Settings that are dictionaries with arbitrary keys.
+_OPEN = ("env.kwargs", "env.args")
 
 
 def resumed_config(path: str, given: Sequence[Given]) -> tuple[Path, JobConfig]:
@@ -111,3 +115,27 @@ def _check_changeable(given: Given, changeable: Sequence[str]) -> None:
         )
     if given.parsed.is_sweep_override():
         raise ConfigError(f"{given}: give one value")
+
+
+def config_on_task(run: Path, overrides: Sequence[str]) -> JobConfig:
+    """Return the settings of a stored run, changed by overrides of its task.
+
+    In control, overrides may set ``env.id`` (this clears ``env.kwargs``) and ``env.kwargs.*`` or,
+    for ``env=custom``, ``env.args.*``. In language, they may set the model, reward and prompts.
+    """
+    NAMED.update(overrides)
+    own = stored_config(run)
+    if not overrides:
+        return own
+    config: JobConfig = domain_of(own).function("on_task")(run, own, overrides)
+    return config
+
+
+def allowed(overrides: Sequence[str], keys: Sequence[str]) -> list[Given]:
+    """Refuse overrides of keys outside ``keys``; return the others, ``env.id`` first."""
+    for override in map(str, overrides):
+        key = Given(override).key
+        if "=" not in override or not any(key == k or key.startswith(f"{k}.") for k in keys):
+            shown = ", ".join(f"{k}.*" if k in _OPEN else k for k in keys)
+            raise ConfigError(f"{override}: evaluation cannot set it; give one RUN, then {shown}")
+    return sorted(parse(map(quoted, overrides)), key=lambda each: each.key != "env.id")

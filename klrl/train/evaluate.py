@@ -13,8 +13,7 @@ from klrl.config.own import changed_sources
 from klrl.domains import LANGUAGE, domain_of
 from klrl.runs.find import find_policy, is_model
 from klrl.runs.machine import device_of
-from klrl.runs.other_task import config_on_task
-from klrl.runs.resume import edited_settings
+from klrl.runs.resume import config_on_task, edited_settings
 from klrl.train.scores import Evaluation, EvaluationPlan, Size, Starts
 
 
@@ -35,7 +34,7 @@ def evaluate_run(
     Args:
         run: the run folder.
         words: settings that change the task, such as ``env.kwargs.g=14``; see
-            :mod:`klrl.runs.other_task`.
+            :mod:`klrl.runs.resume`.
         episodes: number of episodes (responses); None: :attr:`klrl.domains.Domain.plays`.
         sampled: sample actions (tokens), as in training; else take the mode.
         which: ``last`` or ``best`` checkpoint.

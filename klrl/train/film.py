@@ -16,8 +16,7 @@ from klrl.runs.folder import RunFolder
 from klrl.runs.guard import Guard
 from klrl.runs.loggers import LoggedRun, Video, open_loggers
 from klrl.runs.machine import device_of
-from klrl.runs.other_task import config_on_task
-from klrl.runs.resume import stored_config
+from klrl.runs.resume import config_on_task, stored_config
 from klrl.runs.video import Film, check_encoders, filming
 from klrl.train.scores import EvaluationPlan, Size, Starts
 

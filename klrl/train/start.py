@@ -27,10 +27,8 @@ if TYPE_CHECKING:
 class OutputFolder:
     """The folder of a run or of a sweep; :meth:`make` makes it if it is missing.
 
-    Args:
-        given: the folder's path; None for a new folder below ``outputs/``.
-        setting: the setting that gave the path, for error messages.
-        suffix: the end of a new folder's name.
+    ``setting`` names the setting that gave the path in messages; ``suffix`` ends a new folder's
+    name.
     """
 
     def __init__(self, given: str | None, setting: str, suffix: str = "") -> None:
@@ -108,13 +106,9 @@ def run_in_folder(
 ) -> Path:
     """Run a checked job in a folder; clean the folder up if no run begins.
 
-    Args:
-        given: the folder; None for a new folder below ``outputs/``.
-        config: the job.
-        overrides: the job's overrides; None if ``config`` was not made from overrides.
-        setting: the setting that gave the folder, for error messages.
-        argv: the command line that starts the job; by default that of this process.
-        callbacks: hooks of the loop, :class:`klrl.train.callbacks.Callback`.
+    ``given`` is the folder, None for a new one below ``outputs/``, and ``setting`` names its
+    setting. ``overrides``: None if ``config`` was not made from overrides. ``argv``: the command
+    line that starts the job; by default that of this process.
     """
     with ranks.joined():
         folder = ranks.first(lambda: OutputFolder(given, f"{setting}={given or 'outputs'}"))

@@ -16,8 +16,8 @@ from tokenizers.pre_tokenizers import Split
 from tokenizers.processors import TemplateProcessing
 
 from klrl.base.errors import ConfigError
-from klrl.language.data import foreign, templates
 from klrl.language.data import prompts as prompts_module
+from klrl.language.data import templates
 from klrl.language.data.files import read_prompts
 from klrl.language.data.prompts import (
     Prompt,
@@ -265,7 +265,7 @@ def test_a_tokenizer_that_panics_or_hangs_is_refused_in_one_line(monkeypatch) ->
     tokenizer._tokenizer.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
     with pytest.raises(ConfigError, match="^line 4: the tokenizer refuses it .*retry-limit"):
         encode(Prompt("a" * 200 + "!", origin="line 4"), tokenizer)
-    monkeypatch.setattr(foreign.guarded, "__defaults__", (0.3,))
+    monkeypatch.setattr(prompts_module.guarded, "__defaults__", (0.3,))
     monkeypatch.setattr(type(tokenizer), "__call__", lambda *_, **__: time.sleep(60))
     with pytest.raises(ConfigError, match="line 4: the tokenizer refuses it .took more than 0.3 s"):
         encode(Prompt("hello", origin="line 4"), tokenizer)

@@ -1,7 +1,9 @@
 """Whole runs: what they record, how they end, how they go on."""
 
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,18 @@ def test_the_commit_is_told_without_running_what_the_repository_names(named: str
     assert commit is not None
     assert len(commit) == 40
     assert not Path("ran").exists()
+
+
+@pytest.mark.integration
+def test_the_processor_is_told_with_the_instructions_that_are_used() -> None:
+    """A cell of docs/results/mujoco returns to the digit with AVX-512, and differs with AVX2."""
+    code = "from klrl.runs.machine import processor; print(processor())"
+
+    def told(**more: str) -> str:
+        how = {"env": {**os.environ, **more}, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, "-c", code], **how, check=True).stdout.strip()
+
+    here, plain = told(), told(ATEN_CPU_CAPABILITY="default")
+    used = torch.backends.cpu.get_cpu_capability()
+    assert here.split(", ")[-2] == used
+    assert plain == here.replace(f", {used},", ", DEFAULT,")

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from klrl.control.env.batch import Array, Batch
+from klrl.control.env.batch import Batch
+from klrl.control.env.simulators import Array
 
 Parts = tuple[Sequence[Array], Array, Array]
 

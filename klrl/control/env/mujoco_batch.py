@@ -13,7 +13,8 @@ import mujoco
 import numpy as np
 import torch
 
-from klrl.control.env.batch import Array, Batch
+from klrl.control.env.batch import Batch
+from klrl.control.env.simulators import Array
 
 
 class MujocoBatch(Batch):

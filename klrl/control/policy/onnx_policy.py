@@ -20,10 +20,7 @@ class OnnxPolicy:
     The file has one input, observations [B, D], and the outputs ``logits`` [B, K], or ``loc`` and
     ``scale`` [B, A]. ``klrl export RUN policy.onnx`` writes such files.
 
-    Args:
-        file: the file's path.
-        digest: the SHA-256 of the file.
-        inputs: the length D of an observation.
+    ``digest``: the SHA-256 of the file. ``inputs``: the length D of an observation.
 
     Raises:
         ConfigError: no such file, a file with another digest or other outputs, a task whose

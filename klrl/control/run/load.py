@@ -37,8 +37,7 @@ from klrl.runs.checkpoint import load_component
 from klrl.runs.find import find_run
 from klrl.runs.folder import RunFolder
 from klrl.runs.machine import check_device
-from klrl.runs.other_task import allowed
-from klrl.runs.resume import stored_config
+from klrl.runs.resume import allowed, stored_config
 from klrl.train.policy_kl import Parties
 
 #: The setting that names a reference's run.
@@ -188,7 +187,7 @@ def _check_kinds(parties: Parties, config: Config) -> None:
 
 
 def control_on_task(run: Path, stored: Config, overrides: Sequence[str]) -> JobConfig:
-    """Return a control run's settings with a changed task; see :mod:`klrl.runs.other_task`."""
+    """Return a control run's settings with a changed task; see :mod:`klrl.runs.resume`."""
     keys = _OWN_TASK if isinstance(stored.env, CustomEnvConfig) else _TASK
     checked = allowed(overrides, keys)
     # A different environment might refuse the stored arguments.

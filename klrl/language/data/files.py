@@ -155,10 +155,8 @@ def _without_nulls(row: Fields) -> Fields:
 def hold_out(prompts: Sequence[Prompt], share: float) -> tuple[list[Prompt], list[Prompt]]:
     """Split off random prompts for evaluation, the same in every run.
 
-    Args:
-        prompts: at least two different ones; rows of the same prompt stay together.
-        share: the share of different prompts to split off, between 0 and 1; each part gets at
-            least one.
+    ``share``: of different prompts, between 0 and 1; rows of the same prompt stay together. Each
+    part gets at least one.
 
     Returns:
         The training prompts and the held-out prompts, both in their original order.

@@ -29,9 +29,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 class Instructions:
     """Generates instruction number i, which depends only on ``seed``, ``split`` and i.
 
-    Args:
-        seed: seed of the random choice of topics and word limits.
-        split: "train" or "eval". No topic is in both, whatever the seeds.
+    No topic is in both splits, "train" and "eval", whatever the seeds.
     """
 
     seed: int = 0
@@ -77,9 +75,7 @@ def parts(response: str, row: Fields) -> tuple[bool, bool, bool]:
     A sentence begins with a capital letter, has at least four words, and has one end mark, as its
     last character.
 
-    Args:
-        response: text without its EOS.
-        row: contains ``topic`` and ``words``.
+    ``row`` contains ``topic`` and ``words``.
     """
     text = response.strip()
     words = _WORD.findall(text.lower())

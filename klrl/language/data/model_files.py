@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from transformers import (
-    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -31,8 +30,7 @@ from transformers.utils import logging
 from klrl.base.errors import ConfigError, first_line, in_one_line
 from klrl.base.files import expanded, read_plain
 from klrl.base.text import counted
-from klrl.language.data.foreign import guarded
-from klrl.language.data.prompts import Tokenizer, json_type
+from klrl.language.data.prompts import Tokenizer, guarded, json_type
 
 #: Files to fetch from a hub repository: no pickles, no Python.
 WANTED_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -96,13 +94,7 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(f"{setting}: has no config.json; save the model with save_pretrained")
-    raw = read_json(file, setting)
-    kind = raw.get("model_type")
-    if "auto_map" in raw and kind not in CONFIG_MAPPING:
-        raise ConfigError(
-            f"{setting}: needs custom code (auto_map), which klrl never runs; choose a model "
-            "that is part of transformers"
-        )
+    kind = read_json(file, setting).get("model_type")
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers' errors have no common base class

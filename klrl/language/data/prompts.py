@@ -14,7 +14,7 @@ from functools import partial
 from itertools import dropwhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -25,9 +25,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import ROWS, expanded, read_plain
-from klrl.language.data.foreign import guarded
+from klrl.base.time_limit import TookTooLong, each_within
 from klrl.language.data.templates import rendered
 
+S = TypeVar("S")
+T = TypeVar("T")
 #: A tokenizer of ``transformers``; Any, since importing its class takes seconds.
 Tokenizer: TypeAlias = Any
 #: One turn of a conversation: {"role": ..., "content": ...}.
@@ -44,11 +46,9 @@ NO_ARGUMENTS: Mapping[str, object] = MappingProxyType({})
 class Prompt:
     """A prompt, and the row of data that contains it.
 
-    Args:
-        content: plain text, or a conversation whose last turn is not the assistant's.
-        row: all fields of the row, for the reward function.
-        origin: where the prompt comes from, for messages.
-        turn: the assistant's turn that followed ``content``; None without one.
+    ``content``: plain text, or a conversation whose last turn is not the assistant's. ``row``: all
+    fields of the row, for the reward function. ``origin``: where the prompt comes from, for
+    messages. ``turn``: the assistant's turn that followed ``content``; None without one.
     """
 
     content: Content
@@ -194,6 +194,33 @@ def json_type(value: object) -> str:
 # ---------------------------------------------------------------------------------------- rendering
 
 
+def guarded(
+    call: Callable[[S], T],
+    items: Sequence[S],
+    what: Callable[[S], str],
+    remedy: str,
+    seconds: float = 20.0,  # a template has 10 s, and its process may have to start
+) -> list[T]:
+    """Call a template or tokenizer, the code of a model's author, on each item, within bounds.
+
+    A call that fails or takes too long raises the ConfigError ``what(item) (why); remedy``.
+    """
+
+    def caught(item: S) -> T:
+        try:
+            return call(item)
+        except ConfigError:
+            raise
+        except BaseException as error:  # a panic of the package tokenizers is no Exception
+            raise ConfigError(f"{what(item)} ({first_line(error)[:200]}); {remedy}") from error
+
+    try:
+        return each_within(seconds, caught, items)
+    except TookTooLong as error:
+        took = f"took more than {seconds:g} s"
+        raise ConfigError(f"{what(items[error.args[0]])} ({took}); {remedy}") from error
+
+
 def encode(
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
@@ -331,13 +358,9 @@ class ShuffledEpochs:
 class PromptStream:
     """Serves batches of encoded prompts. Checkpoints store its counter and digests of the data.
 
-    Args:
-        prompt_at: i -> prompt: :class:`ShuffledEpochs` or a generator like ``SortDigits``.
-        tokenizer: the policy's tokenizer, with a pad token.
-        limit: maximum length of a prompt, in tokens; None for no limit.
-        template: arguments of the chat template.
-        rows: "setting=value" of a data set -> digest of its rows. A resume with different rows
-            is refused, since even one more row would reorder all prompts.
+    ``prompt_at`` maps i to prompt number i. ``limit``: most tokens of a prompt. ``rows``:
+    "setting=value" of a data set -> digest of its rows. A resume with different rows is refused,
+    since even one more row would reorder all prompts.
     """
 
     def __init__(

@@ -18,9 +18,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from klrl.base.context import context_of
 from klrl.base.errors import ConfigError, in_one_line
 from klrl.base.files import expanded
-from klrl.language.data.foreign import guarded
 from klrl.language.data.model_files import check_weights, read_tokenizer, read_weights
-from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, plain_ids, render
+from klrl.language.data.prompts import NO_ARGUMENTS, Content, Fields, guarded, plain_ids, render
 
 #: Texts per forward; texts of similar length are computed together.
 BATCH_SIZE = 32
@@ -32,9 +31,7 @@ class RewardModel:
     For a plain prompt, the classifier reads prompt + response. A conversation gets the response as
     the assistant's turn, and is rendered by the classifier's chat template.
 
-    Args:
-        folder: written by ``save_pretrained``, with the classifier's tokenizer.
-        setting: the setting that gives the folder, for messages.
+    ``folder``: written by ``save_pretrained``, with the classifier's tokenizer.
     """
 
     def __init__(self, folder: str | Path, setting: str) -> None:

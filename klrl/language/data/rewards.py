@@ -38,8 +38,7 @@ from klrl.base.imports import import_named, named_in
 from klrl.base.time_limit import TookTooLong, within
 from klrl.config.own.parts import is_reward_model
 from klrl.language.data import instructions, sort_digits
-from klrl.language.data.foreign import guarded
-from klrl.language.data.prompts import Prompt, Tokenizer
+from klrl.language.data.prompts import Prompt, Tokenizer, guarded
 
 #: (prompts, responses, rows, and requested extras by name) -> B scores.
 RewardFunction: TypeAlias = Callable[..., object]
@@ -109,7 +108,7 @@ def find_reward(name: str) -> RewardFunction:
 
         return RewardModel(attribute, setting)
     function = named_in(setting, import_named(setting, module_name), module_name, attribute)
-    if "completions" in _parameters(function):
+    if "completions" in inspect.signature(function).parameters:
         return _of_trl(function)
     try:
         inspect.signature(function).bind([], [], [], **dict.fromkeys(requested_extras(function)))
@@ -118,17 +117,7 @@ def find_reward(name: str) -> RewardFunction:
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
             f"it these three arguments; it may also have {', '.join(EXTRAS)}"
         ) from error
-    except ValueError:
-        pass  # some functions written in C have no signature
     return function
-
-
-def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
-    """Return a function's parameters by name; some functions written in C declare none."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:
-        return {}
 
 
 def _of_trl(function: RewardFunction) -> RewardFunction:
@@ -137,7 +126,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
     A function may name ``prompts``, ``completion_ids`` (with EOS) and fields of the rows; with
     ``**kwargs`` it gets all. Completions of conversations are conversations of one turn.
     """
-    parameters = _parameters(function)
+    parameters = inspect.signature(function).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def reward(
@@ -158,7 +147,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
 
 def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
-    parameters = list(_parameters(function).values())
+    parameters = list(inspect.signature(function).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return EXTRAS
     by_name = {
@@ -179,11 +168,8 @@ class Reward:
     signal would allow neither. The thread of an abandoned call ends with the process. A function
     that itself uses alarm signals needs the main thread: give ``timeout=None``.
 
-    Args:
-        name: the reward's name in ``env.reward``.
-        timeout: seconds that a call may take; None for no limit.
-        function: the function to call; default: the one that ``name`` names.
-        abstains: whether the function may return None for a sample; its score is then NaN.
+    ``function``: by default the one that ``name`` names in ``env.reward``. With ``abstains`` it may
+    return None for a sample, whose score is then NaN.
     """
 
     def __init__(

@@ -29,12 +29,9 @@ class SortDigits:
 
     A prompt of n digits has 8 + n tokens, and 20 more per worked example.
 
-    Args:
-        shortest: minimum number of digits.
-        longest: maximum number of digits; the number is uniform between the two limits.
-        shots: number of worked examples before the question, as earlier turns.
-        seed: seed of the random digits.
-        split: "train" or "eval". No question is in both, whatever the seeds.
+    The number of digits is uniform between ``shortest`` and ``longest``; ``shots`` worked examples
+    come before the question, as earlier turns. No question is in both splits, "train" and "eval",
+    whatever the seeds.
     """
 
     shortest: int = 4

@@ -41,11 +41,6 @@ class WeightedRewards:
     """The sum of weight * reward over the functions of ``env.reward`` that score a sample.
 
     Of several functions, each returns None for a sample that is not its own.
-
-    Args:
-        names: names of the reward functions.
-        weights: ``env.reward_weights``; None for 1 each.
-        timeout: time limit of one call of a function, in seconds; None for no limit.
     """
 
     def __init__(

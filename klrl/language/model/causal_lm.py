@@ -70,8 +70,7 @@ class OwnHead(nn.Module):
     have a layer before the output embedding. This class runs the model's own ``forward`` with a
     stub backbone that returns the given states, so no model needs special code.
 
-    Args:
-        network: a causal LM of ``transformers``; its head's weights are shared, not copied.
+    The head's weights are the model's, not copies.
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
@@ -204,8 +203,7 @@ def model_device(model: nn.Module) -> torch.device:
 def compute_in_bfloat16(model: nn.Module) -> None:
     """Make a model with float32 weights compute in bfloat16; its deep copies then do the same.
 
-    Args:
-        model: a causal LM; its backbone and its head are changed in place.
+    The model's backbone and its head are changed in place.
     """
     unmixed: list[Any] = [backbone(model), unwrapped(model).get_output_embeddings()]
     for module in unmixed:

@@ -63,12 +63,8 @@ def choose_way(
 ) -> tuple[WayT, Check]:
     """Choose the fastest way to sample or score whose log-probs equal the plain forward's.
 
-    Args:
-        model: a causal LM.
-        what: "to sample" or "to score", for messages.
-        ways: way -> description; the fastest way first.
-        error_of: way -> the largest difference from plain log-probs, in nats.
-        wrong: reasons why other ways are not tried, for messages.
+    ``ways``: way -> description, the fastest first; ``wrong``: reasons why others are not tried.
+    ``error_of``: way -> the largest difference from plain log-probs, in nats.
 
     Returns:
         The chosen way, and a check whose detail says why faster ways were rejected.

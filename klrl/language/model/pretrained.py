@@ -92,12 +92,10 @@ LARGE = 50_000_000
 class CausalLM:
     """A causal LM, and a tokenizer that fits it.
 
-    Args:
-        model: (input_ids [B, T], attention_mask [B, T]) -> logits [B, T, V]; with LoRA a
-            ``PeftModel``. It is in training mode only for gradient checkpointing.
-        tokenizer: has an EOS, a pad token and, if prompts are conversations, a chat template.
-        context: maximum length of prompt plus response, in tokens; None if there is no limit.
-        eos: ids that end a response, the tokenizer's EOS first.
+    ``model`` maps input_ids and attention_mask [B, T] to logits [B, T, V]; with LoRA it is a
+    ``PeftModel``. It is in training mode only for gradient checkpointing. ``context``: most tokens
+    of prompt and response; None for no limit. ``eos``: the ids that end a response, the tokenizer's
+    EOS first.
     """
 
     model: nn.Module
@@ -131,16 +129,9 @@ def load_causal_lm(
 ) -> CausalLM:
     """Load a model and its tokenizer.
 
-    Args:
-        model: a folder written by ``save_pretrained``, or a hub id.
-        key: the setting that names the model, for messages.
-        chat: whether prompts are conversations, which need a chat template.
-        dtype: float32, bfloat16 or float64, for the weights. LoRA weights are at least float32.
-        mixed: compute in bfloat16 with float32 weights.
-        device: where to put the model.
-        gradient_checkpointing: drop activations and recompute them in the backward pass.
-        lora: settings of low-rank adapters, which are then trained instead of the weights.
-        say: prints a line, such as an automatic choice or the progress of a large model.
+    ``key`` names the setting in messages. With ``chat``, prompts are conversations, which need a
+    chat template. ``dtype``: of the weights; LoRA weights are at least float32. ``mixed``: compute
+    in bfloat16 with float32 weights. ``say`` prints a line, such as an automatic choice.
     """
     folder, setting = find_model(model, key), f"{key}={model}"
     check_weights(folder, setting)

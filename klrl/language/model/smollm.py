@@ -45,9 +45,6 @@ def check_installed() -> None:
 def smollm(cache: Path | None = None) -> Path:
     """Return the cached folder of model and tokenizer; on first use, create it (20 s).
 
-    Args:
-        cache: the folder's parent; default: :func:`klrl.base.cache.cache_dir`.
-
     Raises:
         ConfigError: a package is missing, or the cache folder cannot be written.
     """
@@ -87,10 +84,7 @@ def _wheel() -> Path:
 def cached(name: str, build: Callable[[Path], object], cache: Path | None = None) -> Path:
     """Return the folder ``name`` of the cache; build it first if it does not exist.
 
-    Args:
-        name: name of the folder, with every version that the contents depend on.
-        build: writes the contents into the empty folder that it receives.
-        cache: the folder's parent; default: :func:`klrl.base.cache.cache_dir`.
+    ``build`` writes into the empty folder that it receives; ``cache`` is the folder's parent.
     """
     cache = cache or cache_dir()
     folder = cache / name

@@ -108,14 +108,9 @@ def group_advantage(
     KL's coefficient is then coef * std. ``normalized_shaped`` divides both by the std, so its
     advantage is the advantage of ``mean``, divided by the std.
 
-    Args:
-        score: one per response [B].
-        group_size: G, at least 2.
-        baseline: normalized, normalized_shaped, mean or leave_one_out.
-        kl_to_go: [B, R] nats, from :func:`klrl.kl.charge.to_go`; 0 for placement=loss.
-        mask: [B, R].
-        coef: coefficient of the KL.
-        weight: factor on the score after its baseline is subtracted.
+    ``score`` [B] has one number per response, ``kl_to_go`` [B, R] nats from
+    :func:`klrl.kl.charge.to_go`, 0 for placement=loss. ``group_size``: G, at least 2. ``coef``: of
+    the KL. ``weight``: factor on the score after its baseline is subtracted.
 
     Returns:
         [B, R, 1], 0 at padding.
@@ -134,12 +129,8 @@ def token_gae(
 
     Every response, even a truncated one, is terminal at its last token: no reward can follow.
 
-    Args:
-        reward: the shaped reward [B, R, 1].
-        value: V(s_t) before token t [B, R].
-        mask: [B, R].
-        gamma: discount per token.
-        lmbda: GAE's lambda.
+    ``reward`` [B, R, 1] is the shaped one; ``value`` [B, R] is V(s_t) before token t; ``gamma``
+    discounts per token.
 
     Returns:
         (advantage, value target), each [B, R, 1], 0 at padding.

@@ -19,8 +19,7 @@ from klrl.language.data.batch import (
     response_mask,
     response_part,
 )
-from klrl.language.data.foreign import guarded
-from klrl.language.data.prompts import Prompt, PromptBatch, end_of_turn
+from klrl.language.data.prompts import Prompt, PromptBatch, end_of_turn, guarded
 from klrl.language.data.tasks import Task
 from klrl.language.model.causal_lm import model_device
 from klrl.language.run.evaluate import LAYOUT, ROWS, places

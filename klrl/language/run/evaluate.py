@@ -72,11 +72,7 @@ _APART = 10**9
 class Player:
     """A policy, and the task whose prompts it answers.
 
-    Attributes:
-        config: the job, which gives response length and temperature.
-        policy: draws the responses.
-        task: gives the prompts and the scores.
-        sampler: samples from the policy; its self-check has chosen how it computes.
+    The sampler has passed its self-check, which chose how it computes.
     """
 
     config: LanguageConfig
@@ -107,12 +103,10 @@ class Player:
     ) -> Evaluation:
         """Answer prompts of the evaluation split, each once, and score the responses.
 
-        Args:
-            starts: selects the prompts, see :func:`places`, and seeds the samples.
-            size: maximum number of prompts; a file may have fewer.
-            sampled: draw tokens as in training; else take the likeliest tokens.
-            chosen: whether evaluations during the run selected the policy; omit their prompts then.
-            reference: if given, measure reverse and forward KL to it at the response tokens.
+        ``starts`` selects the prompts, see :func:`places`, and seeds the samples. ``sampled``: draw
+        tokens as in training; else take the likeliest. ``chosen``: evaluations during the run
+        selected the policy, so omit their prompts. With a ``reference``, reverse and forward KL to
+        it are measured at the response tokens.
         """
         asked_for = size.episodes if size.steps is None else min(size.episodes, size.steps)
         place = places(starts, asked_for, self.task.evaluations, chosen)
@@ -154,11 +148,8 @@ def places(starts: Starts, count: int, among: int | None, chosen: bool = False) 
     file only the second half, since the first half selected that checkpoint. If the file has only
     one prompt, all evaluations use it.
 
-    Args:
-        starts: :data:`IN_RUN`, :data:`CLOSING`, or the start states of ``klrl evaluate``.
-        count: maximum number of prompts.
-        among: number of prompts in the file; None for an endless task.
-        chosen: whether evaluations on the first half selected the policy.
+    ``among``: number of prompts in the file; None for an endless task. ``chosen``: whether
+    evaluations on the first half selected the policy.
     """
     if among is None:
         known = {IN_RUN: 0, CLOSING: 1}

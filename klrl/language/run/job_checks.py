@@ -13,8 +13,7 @@ from klrl.config.given import quoted
 from klrl.config.overrides import parse
 from klrl.runs.find import other_runs
 from klrl.runs.machine import check_language_packages
-from klrl.runs.other_task import allowed
-from klrl.runs.resume import stored_config, warn_edited
+from klrl.runs.resume import allowed, stored_config, warn_edited
 
 #: Settings of the task that an evaluation may change, if the task has them. In addition,
 #: ``actor.model`` may give the current folder of the base model.
@@ -70,7 +69,7 @@ def job_of_model(model: str | Path, words: Sequence[str]) -> JobConfig:
 
 
 def language_on_task(run: Path, stored: LanguageConfig, overrides: Sequence[str]) -> JobConfig:
-    """Implement :func:`klrl.runs.other_task.config_on_task` for language runs."""
+    """Implement :func:`klrl.runs.resume.config_on_task` for language runs."""
     changeable = [name for name in _CHANGEABLE if hasattr(stored.env, name.partition(".")[2])]
     changeable.append("actor.model")
     return stored_config(run, allowed(overrides, changeable), changeable=changeable)

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -131,14 +131,10 @@ def trained_policy(
 ) -> Policy:
     """Load the policy of a language run, frozen.
 
-    Args:
-        run: the run folder.
-        which: last or best.
-        device: where to put the policy.
-        setting: the setting that gives ``run``, for messages, such as ``reference.path``.
-        compared_with: a job whose precision the policy should have, see :func:`_computing_as`.
-        model: current folder of the run's base model; None: the path stored in the run. With
-            ``model`` or LoRA, base weights that differ from the checkpoint's digest are refused.
+    ``setting`` gives ``run``, for messages. ``compared_with``: a job whose precision the policy
+    should have, see :func:`_computing_as`. ``model``: current folder of the run's base model; None:
+    the path stored in the run. With ``model`` or LoRA, base weights that differ from the
+    checkpoint's digest are refused.
 
     Raises:
         ConfigError: no such run or checkpoint, a control run, or a missing or changed base model.
@@ -241,16 +237,8 @@ def _computing_as(other: LanguageConfig, config: LanguageConfig) -> LanguageConf
     if adapters_on_bfloat16 or other.actor.dtype == "float64":
         return other
     low = config.mixed or config.actor.dtype == "bfloat16"
-    return computing_in(other, "mixed" if low else "float32")
-
-
-def computing_in(config: LanguageConfig, dtype: Literal["float32", "mixed"]) -> LanguageConfig:
-    """Return the job with float32 weights and arithmetic ``dtype``: float32 or mixed."""
-    return replace(
-        config,
-        actor=replace(config.actor, dtype="float32"),
-        learner=replace(config.learner, dtype=dtype),
-    )
+    learner = replace(other.learner, dtype="mixed" if low else "float32")
+    return replace(other, actor=replace(other.actor, dtype="float32"), learner=learner)
 
 
 def language_config(run: Path, setting: str = "run") -> LanguageConfig:
@@ -272,10 +260,7 @@ class BaseDigest:
 
     A digest in a checkpoint is compared with this one only if it is for the same dtype.
 
-    Args:
-        network: a new causal LM; with LoRA, all weights except the adapters are frozen. The digest
-            is that of the frozen weights, or of all if none is frozen.
-        model: ``actor.model``.
+    It is that of the frozen weights of ``network``, a new causal LM, or of all if none is frozen.
     """
 
     def __init__(self, network: nn.Module, model: str | None) -> None:
@@ -306,11 +291,8 @@ class BaseDigest:
 class Weights:
     """The weights that a checkpoint contains: by default all trained weights.
 
-    Args:
-        model: a causal LM.
-        value_head: the critic, if there is one.
-        whole: for a reference: store all parameters, trained or not.
-        base: digest of the base model's weights; saved with the state, compared on load.
+    ``whole``, for a reference: all parameters. ``base``: the digest of the base model's weights,
+    saved with the state and compared on load.
     """
 
     def __init__(

@@ -72,9 +72,7 @@ _GATHERED = (
 class LanguageParts(Parts):
     """Everything that one language run needs, built from its settings and checked.
 
-    Args:
-        config: the job.
-        before: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
+    ``before``: on resume, the run's manifest; see :class:`klrl.train.loop.Training`.
     """
 
     reference: Reference | None
@@ -102,8 +100,8 @@ class LanguageParts(Parts):
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
-        self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
-        self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
+        self.estimate_advantage = build.make_advantage(config, self.policy, self.kl)
+        self.preflight = [*self.task.notes, *lines, *room(config, self.policy)]
         self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.preflight += build.exact_notes(config, self.steps.loss.kl_old)
         self.learner = build.make_learner(config, self.steps)

@@ -50,15 +50,9 @@ def preflight_checks(
 ) -> tuple[ScoringLayout, ScoringLayout, list[str]]:
     """Sample a few responses, and compare their log-probs in all ways that the run will use.
 
-    Args:
-        config: the job.
-        policy: the policy at the start of the run.
-        reference: pi_ref; None for ``kl=none``.
-        sampler: the run's sampler; switched to a slower way if a faster way is wrong.
-        prompts: a few prompts.
-        score: calls the reward functions on a batch of responses to these prompts.
-        fresh: whether the run is new; the policy of a resumed run may differ from its reference.
-        shared_before: on resume, whether the run has scored in one row per prompt.
+    The sampler is switched to a slower way if a faster one is wrong. ``score`` calls the reward
+    functions on responses to the ``prompts``. On resume the policy may differ from its reference,
+    and ``shared_before`` says whether the run has scored in one row per prompt.
 
     Returns:
         The layouts that policy and reference must use, and the lines to print when the run begins.

@@ -83,9 +83,6 @@ class ShownSamples(Callback):
     the policy of the last checkpoint draws the responses, so ``klrl verify`` can recompute their
     log-probs. These samples get the next iteration's number, so a resumed run drops them. They have
     no reward, since the policy does not learn from them.
-
-    Args:
-        config: the job.
     """
 
     def __init__(self, config: LanguageConfig) -> None:

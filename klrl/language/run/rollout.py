@@ -77,30 +77,19 @@ def decoding_of(config: LanguageConfig, *, greedy: bool = False) -> Decoding:
 
 @dataclass(eq=False)
 class PromptRollout:
-    """Samples responses to the next prompts and scores them.
-
-    Attributes:
-        config: the job.
-        policy: the policy that is trained.
-        sampler: samples from the policy.
-        task: gives the reward.
-        prompts: the stream of training prompts.
-        iteration: number of the next rollout; also seeds its samples.
-        phase: called with each phase's name when the phase starts.
-        scored_prompts, responses: prompts and texts of the latest rollout, B each.
-        built: the TorchRL objects that the rollout uses.
-    """
+    """Samples responses to the next prompts and scores them."""
 
     config: LanguageConfig
     policy: Policy
     sampler: CacheSampler
     task: Task
     prompts: PromptStream
-    iteration: int
+    iteration: int  # of the next rollout; also seeds its samples
     phase: Callable[[str], None] = field(default=lambda name: None)
+    #: Prompts and texts of the latest rollout, B each.
     scored_prompts: list[Prompt] = field(default_factory=list)
     responses: list[str] = field(default_factory=list)
-    built: tuple[object, ...] = ()
+    built: tuple[object, ...] = ()  # the TorchRL objects that the rollout uses
 
     def collect(self) -> TensorDictBase:
         """Make the next rollout [B], scored."""

@@ -63,12 +63,7 @@ class Decoding:
 class Decoder(ABC):
     """Feeds N prompts to a model, then their responses token by token.
 
-    Args:
-        model: a causal LM.
-        prompt: [N, P], left-padded.
-        mask: [N, P], nonzero at real tokens.
-        group_size: G.
-        longest: maximum number of tokens in a response.
+    ``prompt`` and ``mask`` [N, P] are left-padded; ``longest``: most tokens of a response.
     """
 
     #: Description of this way to sample, for messages.
@@ -276,11 +271,8 @@ Ends: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
 class CacheSampler:
     """Samples token by token, in one of :data:`WAYS`, which :meth:`self_check` chooses.
 
-    Args:
-        model: a causal LM.
-        special: the ids of EOS and padding.
-        way: shared, copied or plain; None: the fastest that the model's config allows.
-        keep_states: whether to return the hidden states that predict the tokens.
+    ``way``: None takes the fastest that the model's config allows. ``keep_states``: return the
+    hidden states that predict the tokens.
     """
 
     def __init__(

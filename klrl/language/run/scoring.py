@@ -137,11 +137,8 @@ def tree_mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
 class ScoringLayout:
     """The layout in which a model computes log-probs of responses, and the reason for it.
 
-    Args:
-        group_size: G.
-        shared: one row per prompt; else one packed row per response.
-        reason: the preflight's line about this choice.
-        tokens: the number of tokens in one forward, padding included; None: whole prompts.
+    ``shared``: one row per prompt; else one packed row per response. ``tokens``: in one forward,
+    padding included; None: whole prompts. ``reason``: the preflight's line about this choice.
     """
 
     group_size: int

@@ -56,13 +56,8 @@ PROMPTS_WITHOUT_GRADIENT = 32
 class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
     """Takes gradient steps on the model (or its adapters) and the value head.
 
-    Args:
-        config: the job.
-        policy: trained in place.
-        layout: the rows in which the policy computes log-probs.
-        reference: pi_ref. If the loss charges the exact KL, the reference's head is applied to the
-            reference's hidden states, which the rollout contains.
-        kl: how KL(policy||reference) is charged; None: no KL.
+    If the loss charges the exact KL, the reference's head is applied to the reference's hidden
+    states, which the rollout contains.
     """
 
     mode = "false"

@@ -51,10 +51,7 @@ _TAIL = 20
 def verify_run(run: str | Path, device: str = "cpu", model: str | None = None) -> Record:
     """Verify the record of a language run; recompute the numbers of its last policy's samples.
 
-    Args:
-        run: the run folder.
-        device: where to compute.
-        model: current folder of the run's base model; None: the path stored in the run.
+    ``model``: current folder of the run's base model; None: the path stored in the run.
 
     Raises:
         ConfigError: no such run, a control run, or a missing or changed base model.
