@@ -5,25 +5,23 @@
 A run of ``experiment=sort_digits`` with 64 responses per minibatch, one epoch and L minibatches per
 rollout: minibatch k is k updates newer than the policy that sampled it. Every arm scales the gain
 r A of a token by a factor without gradient. A line of the file is one run; runs that the file has
-are left out. docs/developers/staleness.md has protocol and results.
+are left out. docs/developers/staleness.md is the protocol, docs/results/staleness has the results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor
@@ -35,7 +33,6 @@ from klrl.language.model.vocabulary import Against, NextTokens, token_measures
 from klrl.language.run.update import LanguageSteps
 from klrl.losses.policy import Scored
 from klrl.losses.sampler import binary_tv, trusted
-from klrl.report.statistics import holm, welch
 
 SAMPLES, RESPONSES, GROUP = 20_480, 64, 8
 #: The score is that of the last samples of the training.
@@ -44,7 +41,7 @@ LAST = 2_048
 LIMIT, DELTA = 0.1, 0.1
 ARMS = ("none", "clip", "truncate", "k3", "exact", "tv", "tv_exact")
 #: The cells of a seed: all lags without a factor, all arms at one lag.
-LAGS, ARMS_LAG, MASK_LAG = (1, 2, 4, 8, 16, 32), 16, 8
+LAGS, ARMS_LAG = (1, 2, 4, 8, 16, 32), 16
 CELLS = [("none", lag) for lag in LAGS] + [(arm, ARMS_LAG) for arm in ARMS[1:]]
 
 
@@ -171,74 +168,21 @@ def machine() -> dict[str, str]:
     }
 
 
-def primaries(cells: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the three primary outcomes, over the seeds that have all of their cells.
-
-    Each has mean, 95 % t interval, the smallest difference from its null that has power, and p
-    after Holm: slope (null 1), split (null .1) and log ratio of scores (null 0).
-    """
-    by_seed: dict[int, dict[tuple[str, int], Any]] = {}
-    for cell in cells:
-        by_seed.setdefault(cell["seed"], {})[cell["arm"], cell["lag"]] = cell
-    whole = [each for _, each in sorted(by_seed.items()) if len(each) == len(CELLS)]
-    lags = [lag for lag in LAGS if lag > 1]
-    log_k = np.log([lag - 1 for lag in lags])
-    values: dict[str, tuple[float, list[float]]] = {
-        "slope": (1.0, []),
-        "split": (0.1, []),
-        "ratio": (0.0, []),
-    }
-    for each in whole:
-        far = [each["none", lag]["by_k"]["sampler_policy"][-1] for lag in lags]
-        values["slope"][1].append(float(np.polyfit(log_k, np.log(far), 1)[0]))
-        values["split"][1].append(mean(each["none", MASK_LAG]["by_k"]["split_response"][1:]))
-        exact, k3 = (each[arm, ARMS_LAG]["score"] for arm in ("exact", "k3"))
-        values["ratio"][1].append(math.log(exact / k3))
-    found = [welch([np.array(x) - null], [1.0]) for null, x in values.values()]
-    return {
-        name: {
-            "mean": null + each.value,
-            "low": null + each.low,
-            "high": null + each.high,
-            "least": each.least,
-            "p": p,
-        }
-        for (name, (null, _)), each, p in zip(
-            values.items(), found, holm([each.p for each in found]), strict=True
-        )
-    }
-
-
-def table(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Format the outcomes, the measures by lag and the scores by arm."""
-    lines = [f"{name}: {json.dumps(found)}" for name, found in primaries(cells).items()]
-    for arm, lag in CELLS:
-        some = [each for each in cells if (each["arm"], each["lag"]) == (arm, lag)]
-        last = {n: mean(c["by_k"][n][-1] for c in some) for n in some[0]["by_k"]}
-        shown = " ".join(f"{name} {value:.4g}" for name, value in last.items())
-        lines.append(
-            f"{arm} {lag} ({len(some)}): score {mean(c['score'] for c in some):.4f} {shown}"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Run the cells that the file lacks, then print the outcomes."""
+    """Run the cells that the file lacks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--seeds", nargs="*", type=int, default=[])
     args = parser.parse_args()
     torch.set_num_threads(1)
     lines = args.file.read_text().splitlines() if args.file.exists() else []
-    cells = [json.loads(line) for line in lines]
-    known = {(c["arm"], c["lag"], c["seed"]) for c in cells}
+    known = {(c["arm"], c["lag"], c["seed"]) for c in map(json.loads, lines)}
     for seed in args.seeds:
         for arm, lag in CELLS:
             if (arm, lag, seed) not in known:
-                cells.append({**machine(), **run(arm, lag, seed)})
+                cell = {**machine(), **run(arm, lag, seed)}
                 with args.file.open("a") as file:
-                    file.write(json.dumps(cells[-1]) + "\n")
-    print(table(cells))
+                    file.write(json.dumps(cell) + "\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.pages import mujoco, predictors
+from benchmarks.pages import mujoco, predictors, staleness
 from benchmarks.pages.tables import Measure, escaped, markdown, read_figures
 from benchmarks.results import ROOT, short_commit, table
 
@@ -74,6 +74,7 @@ PAGES: dict[str, Callable[[Path], Tables]] = {
     "mujoco": lambda folder: mujoco.tables(folder, measures("mujoco")),
     "predictors": predictors.tables,
     "topk": topk,
+    "staleness": staleness.tables,
     "": index,
 }
 

@@ -86,7 +86,7 @@ def draw_charts(
         for of, (what, name) in against.items()
         if any(setting.estimates.get(of) for setting in settings) or of == "return"
     ]
-    declared = {name: each for name, each in metrics_of(domain).items() if each.panel}
+    declared = {n: m for n, m in metrics_of(domain).items() if m.panel and m.unless not in _FIRST}
     for name in sorted(declared, key=lambda name: name not in _FIRST):
         metric = metric_of(shared.get(name, name), domain)
         kind = "first" if name in _FIRST else "score" if declared[name].panel == "score" else "more"

@@ -71,17 +71,20 @@ def _png(figure: Figure) -> bytes:
 def _draw(
     axes: Any, panel: Panel, metrics: Sequence[Metric], rows: Sequence[Row], axis: str
 ) -> None:
-    """Draw a line per recorded metric, coloured by the metric's position in its panel."""
-    units = []
-    for i, metric in enumerate(metrics):
-        points = [(row[axis], row[metric.name]) for row in rows if metric.name in row]
-        points = [(x, y) for x, y in points if y > 0 or not panel.log]
+    """Draw a line per recorded metric, coloured by its position; dashed if in another's place."""
+    units, places = [], [each.name for each in metrics if not each.unless]
+    for metric in metrics:
+        drawn = [row for row in rows if metric.name in row and metric.unless not in row]
+        points = [(row[axis], row[metric.name]) for row in drawn]
+        # A KL of rounding size, as before the first update, would make an axis of 14 decades.
+        points = [(x, y) for x, y in points if not panel.log or (y > 0 and metric.show(y) != "0")]
         if not points:
             continue
         marker = "o" if metric.name.startswith("eval") or len(points) == 1 else None
         axes.plot(
             *zip(*points, strict=True),
-            color=COLOURS[i % len(COLOURS)],
+            color=COLOURS[places.index(metric.unless or metric.name) % len(COLOURS)],
+            linestyle="--" if metric.unless else "-",
             label=metric.title,
             marker=marker,
             markersize=4,

@@ -32,7 +32,7 @@ class Panel:
     """A panel of several metrics in ``curves.png``; the report has a chart for each metric."""
 
     title: str | None  # None if only the report draws its metrics
-    log: bool  # True if the y-axis is logarithmic; then values <= 0 are left out
+    log: bool  # True if the y-axis is logarithmic; then values that are shown as 0 are left out
 
 
 #: Key of a panel -> the panel, in the order of ``curves.png``.
@@ -62,6 +62,7 @@ class Metric:
     digits: int | None = 4  # significant digits; 0 for a count; None for a score: Domain.digits
     panel: str | None = None  # its key in PANELS; None if it is not drawn
     short: str = ""  # its label in the progress line; empty if it is not shown there
+    unless: str = ""  # a metric in whose place it is drawn and shown, in rows without that one
     domain: str | None = None  # name of the only domain that records it; None if both do
     charged: bool = False  # True for a loss term: it is reduced like the loss, not averaged
 

@@ -15,7 +15,7 @@ from klrl.base.screen import console_of, styled
 from klrl.base.text import escaped_lines
 from klrl.domains import Domain
 from klrl.runs.guard import Guard
-from klrl.runs.metrics import Row, metric_of, metrics_of
+from klrl.runs.metrics import Row, metrics_of
 
 #: Number of rollouts over which the line averages the score, which is noisy.
 _RECENT = 10
@@ -78,7 +78,6 @@ class Progress:
         self._guard = guard or Guard(lambda part, error: None)
         self._axis = domain.axis
         metrics = [metric for metric in metrics_of(domain).values() if metric.short]
-        self._k3 = metric_of("kl/ref/k3", domain)
         # Metrics that each iteration has come first.
         self._metrics = sorted(metrics, key=lambda metric: metric.name.startswith("eval/"))
         self._stream = stream or sys.stdout
@@ -154,10 +153,8 @@ class Progress:
             about.append(f"{speed:,.0f}/s")
         elif _ITERATION in row:
             about.append(f"{number(row[_ITERATION], 3)} s/iteration")
-        known = [metric for metric in self._metrics if metric.name in row]
+        known = [each for each in self._metrics if each.name in row and each.unless not in row]
         metrics = [f"{metric.short} {metric.show(row[metric.name])}" for metric in known]
-        if self._k3.name in row and "kl/ref/exact" not in row:  # kl.exact=charged
-            metrics.insert(1, f"KL ref by k3 {self._k3.show(row[self._k3.name])}")
         left = [f"{duration((self._total - frames) / speed)} left"] if speed > 0 else []
         return about, metrics, left
 

@@ -68,6 +68,10 @@ class Steps(ABC, Generic[Frames, Minibatch]):
     def kl_old(self, frames: Frames) -> float:
         """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
 
+    def exact_old(self, frames: Frames) -> Row:
+        """Return any closed form of a KL(old||new) that :meth:`kl_old` estimates."""
+        return {}
+
     def positions_per_unit(self, frames: Frames) -> float:
         """Return n such that dtarg / n and target_kl / n are in nats per frame or token."""
         return 1.0
@@ -172,6 +176,7 @@ class Learner:
             learned["learner/alpha"] = alpha
         if self.steps.sampled_old:
             learned["kl/old/k3"] = learned.pop("kl/old/exact")
+            learned |= self.steps.exact_old(frames)
         return learned | ({"kl/old/target": dtarg} if self.loss.target_moves else {})
 
     def _search(

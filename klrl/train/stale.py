@@ -13,10 +13,13 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from klrl.base.errors import ConfigError
-from klrl.config import JobConfig, KLPENConfig, TRPOConfig
+from klrl.config import ClipConfig, JobConfig
 from klrl.kl.estimators import estimate_kl, masked_mean
 from klrl.runs.metrics import Row
 from klrl.train.loop import Rollout
+
+#: Name of a loss without ``loss.anchor`` -> what it does with the sampler.
+_ANCHORS = {"dppo": "divides by the sampler", "custom": "may read the sampler: scored.log_mu"}
 
 
 class StaleRollout(ABC):
@@ -95,9 +98,9 @@ def room(config: JobConfig, rollout: int, device: torch.device, smaller: str) ->
             f"{words} {size / 1e9:.3g} GB, more than half of {whole / 1e9:.3g} GB; lower it, "
             f"{smaller}"
         )
-    anchor = f"loss.anchor={config.anchor}"
-    if isinstance(config.loss, KLPENConfig | TRPOConfig):
-        anchor = f"loss={config.loss.name} keeps KL(old||new) and the anchor old"
+    name, anchor = config.loss.name, f"loss.anchor={config.anchor}"
+    if not isinstance(config.loss, ClipConfig):  # only that loss has the setting
+        anchor = f"loss={name} {_ANCHORS.get(name, 'keeps KL(old||new) and the anchor old')}"
     return [f"{words} {size / 1e6:.3g} MB; {anchor}"]
 
 

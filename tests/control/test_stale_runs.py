@@ -11,6 +11,7 @@ from klrl.base.errors import ConfigError
 from klrl.control.run.advantage import RewardNormalizer, learned_reward
 from klrl.control.run.kl import SAMPLER_LOG_PROB
 from klrl.control.run.stale import StaleFrames, room
+from klrl.losses.policy import PolicyLoss
 from klrl.runs.state import decode, encode
 from klrl.train import stale
 from klrl.train.loop import Training
@@ -94,6 +95,13 @@ def test_a_rollout_is_that_of_the_policy_of_n_updates_ago(settings, words, stale
         assert int(training.parts.agent.normalizer.count) == count
     assert len(rollout.waiting) == staleness
     rollout.close()
+
+
+class Surrogate(PolicyLoss):
+    """A custom loss that weights steps by the sampler itself."""
+
+    def gain(self, scored, advantage, beta):
+        return (scored.log_prob - scored.log_mu).exp() * advantage
 
 
 class MonteCarlo:
@@ -223,6 +231,11 @@ def test_the_queue_takes_at_most_half_of_the_memory(settings, monkeypatch) -> No
             "loss.anchor=old",
         ),
         (["collector.staleness=1"], "old", "loss=klpen keeps KL(old||new) and the anchor old"),
+        (
+            ["loss=custom", f"loss.target={__name__}:Surrogate", "collector.staleness=1"],
+            "old",
+            "loss=custom may read the sampler: scored.log_mu",
+        ),
         (
             ["loss=trpo", "collector.staleness=1"],
             "old",

@@ -203,3 +203,16 @@ def test_estimates_of_the_references_kl_are_of_the_policy_not_of_the_sampler() -
 )
 def test_the_anchor_is_the_sampler_where_it_is_stale(job, words, anchor) -> None:
     assert job(*words).anchor == anchor
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["loss=dppo"], "loss=dppo divides by the sampler"),
+        (["loss=custom", "loss.target=x:Own"], "loss=custom may read the sampler: scored.log_mu"),
+    ],
+)
+def test_a_loss_without_an_anchor_is_told_none(job, words, line: str) -> None:
+    config = job(*words, "collector.staleness=1")
+    [told] = rooms.room(config, 10, torch.device("cpu"), "")
+    assert told.partition("; ")[2] == line

@@ -113,7 +113,7 @@ def test_every_nth_row_has_exact_kls(job) -> None:
     for one, other in zip(exact, some, strict=True):
         due = other["iteration"] == 3
         assert ("kl/ref/exact" in other, "kl/old/exact" in other) == (due, due)
-        assert ("kl/old/k3" in other) != due
+        assert "kl/old/k3" in other
         for name in ("kl/ref/exact", "kl/old/exact", "kl/ref/forward") if due else ():
             assert other[name] == one[name]
 
@@ -137,8 +137,40 @@ def test_a_controller_reads_k3_in_every_row(job, capsys) -> None:
     for row, following in pairwise(rows):
         moved = math.exp(0.5 * (row["kl/ref/k3"] / 0.01 - 1))
         assert following["kl/ref/coef"] == pytest.approx(row["kl/ref/coef"] * moved, rel=1e-9)
-    told = "kl.exact=every:2: other rows have kl/ref/k3 and kl/old/k3 instead of exact KLs; "
-    assert f"{told}controller=dual reads kl/ref/k3 in every row" in capsys.readouterr().out
+    told = "kl.exact=every:2: rows have kl/ref/k3 and kl/old/k3, which controller, loss.target_kl "
+    assert f"{told}and loss.beta read; rows 2, 4, ... also exact KLs" in capsys.readouterr().out
+
+
+def of_exact_row(job, *words: str):
+    """The second update of a run with exact KLs in every second row: its row, and the next beta."""
+    fixed = ("kl.exact=every:2", "actor.dtype=float64", "optim.lr=0.03", "learner.minibatches=1")
+    training = Training(job(*FAST, *fixed, *words))
+    batch = training.parts.rollout(1).collect()
+    training.parts.charge_kl(batch)
+    training.parts.estimate_advantage(batch)
+    row, model, mask = training.learn(batch), training.parts.policy.model, response_mask(batch)
+    log_r = of_tokens(truth(model, batch), batch) - response_part(batch, LOG_PROBS)
+    by_hand = float((log_r.exp() - 1 - log_r)[mask].mean())
+    assert row["kl/old/k3"] == pytest.approx(by_hand, rel=1e-6)
+    return row, training.parts.learner.beta_rule.beta
+
+
+def test_an_early_stop_reads_k3_also_where_exact_kls_are_known(job) -> None:
+    row, _ = of_exact_row(job, "loss=clip", "learner.epochs=1")
+    k3, exact = row["kl/old/k3"], row["kl/old/exact"]
+    assert abs(k3 / exact - 1) > 0.01
+    between = f"loss.target_kl={(k3 + exact) / 2 / 1.5}"
+    row, _ = of_exact_row(job, "loss=clip", "learner.epochs=2", between)
+    assert row["learner/epochs"] == (1 if k3 > exact else 2)
+
+
+def test_beta_reads_k3_also_where_exact_kls_are_known(job) -> None:
+    words = ("loss=klpen", "loss.kl_old=sampled", "loss.beta=0.5", "learner.epochs=1")
+    row, _ = of_exact_row(job, *words)
+    k3, exact = row["kl/old/k3"], row["kl/old/exact"]
+    assert abs(k3 / exact - 1) > 0.01
+    _, beta = of_exact_row(job, *words, f"loss.dtarg={(k3 + exact) / 2 / 1.5}")
+    assert beta == (1.0 if k3 > exact else 0.5)
 
 
 @pytest.mark.parametrize(("exact", "mark"), [("always", ""), ("charged", " by k3")])

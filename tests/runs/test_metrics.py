@@ -26,7 +26,7 @@ from klrl.language.run.record import rewards_of as language_rewards
 from klrl.language.run.rollout import GOLD, rounding
 from klrl.language.run.stale import SAMPLER_KL, sampler_row
 from klrl.runs.checkpoint import Counters
-from klrl.runs.curves import draw_curves
+from klrl.runs.curves import curves_figure, draw_curves
 from klrl.runs.folder import RunFolder
 from klrl.runs.loggers import LoggedRun
 from klrl.runs.metrics import METRICS, PANELS, Metric, metrics_of
@@ -313,6 +313,35 @@ def test_a_metric_that_is_declared_is_drawn_in_its_panel(curvature, monkeypatch)
     assert set(lines["curvature"].get_ydata()) == {0.125}
     assert panels["KL"].get_yscale() == "log"
     assert panels["KL"].get_ylabel() == "nats per frame, nats per frame squared"
+
+
+@pytest.mark.parametrize("every", [1, 3, 0])
+def test_a_kl_without_a_closed_form_is_drawn_by_k3_and_marked(every: int) -> None:
+    rows = [{"samples": 0, "kl/ref/k3": 4e-14, "kl/old/k3": 0.0}]  # no such point
+    for i in range(1, 7):
+        row = {"samples": i, "kl/ref/k1": 9.0, "kl/ref/k3": 0.1 * i, "kl/old/k3": 0.01 * i}
+        due = bool(every) and i % every == 0
+        rows.append(row | ({"kl/ref/exact": 0.2 * i, "kl/old/exact": 0.02 * i} if due else {}))
+    axes = {each.get_title(): each for each in curves_figure(rows, "title", LANGUAGE).axes}["KL"]
+    lines = {line.get_label(): line for line in axes.lines}
+    known = [i for i in range(1, 7) if every and i % every == 0]
+    expected = {}
+    for i in range(1, 7):
+        mark, k = ("", 2) if i in known else (" by k3", 1)
+        for name, size in (("KL(policy||reference)", 0.1), ("KL(old||new)", 0.01)):
+            expected.setdefault(name + mark, []).append((i, pytest.approx(size * k * i)))
+    assert {n: [*zip(*each.get_data(), strict=True)] for n, each in lines.items()} == expected
+    assert {name for name, line in lines.items() if line.get_linestyle() == "--"} == {
+        name for name in lines if name.endswith(" by k3")
+    }
+    progress = Progress(9, LANGUAGE, stream=io.StringIO())
+    progress.show(rows[-1])
+    mark = "" if every else " by k3"
+    assert (
+        f"| KL ref{mark} {rows[-1]['kl/ref/exact' if every else 'kl/ref/k3']:.4g} | KL old{mark} 0."
+        in progress.line()
+    )
+    assert progress.line().count("KL ") == 2
 
 
 def test_a_metric_that_is_declared_has_a_chart_in_the_report(curvature) -> None:

@@ -155,16 +155,15 @@ def exact_notes(config: LanguageConfig, kl_old: str) -> list[str]:
     Raises:
         ConfigError: ``kl_old`` of a custom loss is exact, which reads the hidden states.
     """
-    every, controller = exact_every(config), config.controller.name
+    every = exact_every(config)
     if config.loss.name == "custom" and kl_old == "exact" and config.kl.exact != "always":
         told = "the kl_old of loss=custom is exact, which reads pi_old's hidden states"
         raise ConfigError(f"kl.exact={config.kl.exact}: {told}; use kl.exact=always")
     if every == 1:
         return []
-    rows = "other rows" if every else "rows"
-    told = f"kl.exact={config.kl.exact}: {rows} have kl/ref/k3 and kl/old/k3 instead of exact KLs"
-    moves = config.has_reference and controller not in ("fixed", "schedule")
-    return [told + f"; controller={controller} reads kl/ref/k3 in every row" * moves]
+    told = "rows have kl/ref/k3 and kl/old/k3, which controller, loss.target_kl and loss.beta read"
+    some = f"rows {every}, {2 * every}, ... also exact KLs" if every else "no row has exact KLs"
+    return [f"kl.exact={config.kl.exact}: {told}; {some}"]
 
 
 def make_learner(config: LanguageConfig, steps: LanguageSteps) -> Learner:

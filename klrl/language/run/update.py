@@ -35,11 +35,18 @@ from klrl.language.model.vocabulary import (
 )
 from klrl.language.run.kl import Reference, of_old
 from klrl.language.run.load import Policy
-from klrl.language.run.rollout import EXACT_MEASURES, REF_STATES, SAMPLER_STATES, STATES
+from klrl.language.run.rollout import (
+    EXACT_MEASURES,
+    REF_STATES,
+    SAMPLER_STATES,
+    STATES,
+    exact_every,
+)
 from klrl.language.run.scoring import ScoringLayout
 from klrl.language.run.shares import own_part, own_rows, take
 from klrl.losses.policy import LossTerms, Scored, make_loss
 from klrl.losses.terms import normalized
+from klrl.runs.metrics import Row
 from klrl.train.learner import Coefficients, Steps
 
 #: Minimum number of prompts per forward without gradient, unless micro-batches are set.
@@ -84,8 +91,10 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
 
     def lay_out(self, batch: TensorDictBase) -> TensorDictBase:
         """Return the batch [B] unchanged; store the sampling policy's head, for KL(old||new)."""
-        self.sampled_old = own_rows(batch, ()).get(STATES, None) is None
-        if self.sampled_old:
+        exact = own_rows(batch, ()).get(STATES, None) is not None
+        # With kl.exact=every:N, what adapts reads k3 in every row, for one scale in all of them.
+        self.sampled_old = not exact or exact_every(self.config) != 1
+        if not exact:
             return batch
         now: nn.Module = head(self.policy.model)  # type: ignore[assignment]
         moves = any(p.requires_grad for p in now.parameters())
@@ -247,12 +256,20 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
         value = self.policy.value_head(states, mask).to(target)
         return {"value": value, "value_target": target, "old_value": old}
 
-    @torch.no_grad()
     def kl_old(self, frames: TensorDictBase) -> float:
         """Compute KL(old||new), averaged over a rollout's tokens, in nats per token.
 
-        It is exact, or k3 if the rollout has no states of pi_old.
+        It is exact; or k3, if some rollouts of the run have no states of pi_old.
         """
+        return self._kl_old(frames, exact=not self.sampled_old)
+
+    def exact_old(self, frames: TensorDictBase) -> Row:
+        """Return KL(old||new) in closed form, if the rollout has states of pi_old."""
+        known = own_rows(frames, ()).get(STATES, None) is not None
+        return {"kl/old/exact": self._kl_old(frames, exact=True)} if known else {}
+
+    @torch.no_grad()
+    def _kl_old(self, frames: TensorDictBase, *, exact: bool) -> float:
         total = frames["advantage"].new_zeros((), dtype=torch.float64)
         own = own_rows(frames, ())
         for rows in self.layout.parts(own, prompts_at_a_time(self.config)):
@@ -261,12 +278,12 @@ class LanguageSteps(Steps[TensorDictBase, TensorDictBase]):
                 self.layout.next_tokens(self.policy.model, part, self._temperature),
                 response_mask(part),
             )
-            if self.sampled_old:
+            if exact:
+                kl = exact_token_kl(self._old(part), new, mask)
+            else:
                 log_prob = response_log_probs(new, part["tokens", "response"], mask)
                 kl = estimate_kl(response_part(part, LOG_PROBS), log_prob, "k3", mask)
                 kl = of_old(kl, part)
-            else:
-                kl = exact_token_kl(self._old(part), new, mask)
             total += kl.sum(dtype=torch.float64)
         return float(ranks.summed(total) / response_mask(frames).sum())
 
