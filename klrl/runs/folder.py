@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,6 @@ from klrl.config.identity import identity
 from klrl.config.own.trust import record_code
 from klrl.domains import DOMAINS
 from klrl.runs.guard import Guard
-from klrl.runs.machine import processor
 from klrl.runs.owner import OWNER_FILE, Claim, living_owner, owning
 
 #: Files that klrl writes in place, and folders that it writes into; none of them may be a link.
@@ -341,6 +341,22 @@ def _as_text(manifest: Manifest) -> str:
 def new_path(suffix: str = "") -> Path:
     """Return the path ``outputs/<now>`` + ``suffix``; do not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
+
+
+def processor() -> str:
+    """Name what decides how a run on a CPU rounds: the processor and its instructions, and BLAS.
+
+    Machines with one model name may differ in family, model and stepping.
+    """
+    import torch
+
+    info = Path("/proc/cpuinfo")
+    first = info.read_text("utf-8").partition("\n\n")[0] if info.exists() else ""
+    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", first, re.M))
+    name = found.pop("model name", platform.machine())
+    blas = "MKL" if torch.backends.mkl.is_available() else "no MKL"
+    used = (torch.backends.cpu.get_cpu_capability(), blas)
+    return ", ".join((name, *(f"{key} {value}" for key, value in found.items()), *used))
 
 
 def versions() -> dict[str, str]:

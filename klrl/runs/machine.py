@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import platform
-import re
 import shutil
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from klrl.base import ranks
@@ -48,22 +45,6 @@ def cxx() -> str | None:
     """Return the path of the C++ compiler that torch would call; None without a compiler."""
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
     return next(filter(None, map(shutil.which, names)), None)
-
-
-def processor() -> str:
-    """Name what decides how a run on a CPU rounds: the processor and its instructions, and BLAS.
-
-    Machines with one model name may differ in family, model and stepping.
-    """
-    import torch
-
-    info = Path("/proc/cpuinfo")
-    first = info.read_text("utf-8").partition("\n\n")[0] if info.exists() else ""
-    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", first, re.M))
-    name = found.pop("model name", platform.machine())
-    blas = "MKL" if torch.backends.mkl.is_available() else "no MKL"
-    used = (torch.backends.cpu.get_cpu_capability(), blas)
-    return ", ".join((name, *(f"{key} {value}" for key, value in found.items()), *used))
 
 
 def cpu_has_bfloat16() -> bool:
