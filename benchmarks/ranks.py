@@ -57,7 +57,7 @@ def run(words: list[str]) -> None:
             print(json.dumps(told), flush=True)
 
 
-def measure(words: list[str], count: int = 3) -> Line:
+def measure(words: list[str], count: int = 2) -> Line:
     start = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node"]
     tasks = {
         name: lambda _, n=n: run_line([*start, str(n), "-m", "benchmarks.ranks", *words])
@@ -76,6 +76,6 @@ if __name__ == "__main__":
     else:
         with tempfile.TemporaryDirectory() as folder:
             save_small(folder)
-            jobs = {"15M": [f"actor.model={folder}", "frames=160"], "SmolLM2-135M": ["frames=96"]}
+            jobs = {"15M": [f"actor.model={folder}", "frames=96"], "SmolLM2-135M": ["frames=96"]}
             save("ranks", data := {name: measure(words) for name, words in jobs.items()})
             print(ranks({"ranks": data}))
