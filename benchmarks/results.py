@@ -26,7 +26,7 @@ START = "<!-- measured: written by benchmarks/results.py -->"
 #: The mark of the second table of a page.
 LANGUAGE = "<!-- language: written by benchmarks/results.py -->"
 END = "<!-- end of measured -->"
-SB3, PACKAGE = "Stable-Baselines3", "klrl package"
+SB3, KERNEL = "Stable-Baselines3", "klrl kernel"
 #: Columns of the summary: its title -> the workload.
 CONTROL = {
     "pendulum 8 x 256": "Pendulum-v1, 8 x 256",
@@ -130,8 +130,8 @@ def control(whole: dict[str, Any]) -> str:
         return [name, *("" if x is None else f"{x:.3g}" for x in values)]
 
     rows = [row(name, (us(part, name) for part in found.values())) for name in names]
-    both = [[us(part, name) for name in (SB3, PACKAGE)] for part in found.values()]
-    rows.append(row("Stable-Baselines3 / klrl package", (a and b and a / b for a, b in both)))
+    both = [[us(part, name) for name in (SB3, KERNEL)] for part in found.values()]
+    rows.append(row("Stable-Baselines3 / klrl kernel", (a and b and a / b for a, b in both)))
     bounds = (part.get("limit", {}).get("us") for part in found.values())
     rows.append(row("the limit of the processor", bounds))
     told: dict[str, list[str]] = {}
@@ -140,7 +140,7 @@ def control(whole: dict[str, Any]) -> str:
     each = "; ".join(f"{', '.join(titles)}: {about}" for about, titles in told.items())
     gpu = json.loads((FOLDER / "gpu.json").read_text())["frames_per_second"]
     of = [
-        f"{1e-6 * gpu[f'{job}, captured'] * (us(found[title], PACKAGE) or 0):.2f} ({title})"
+        f"{1e-6 * gpu[f'{job}, captured'] * (us(found[title], KERNEL) or 0):.2f} ({title})"
         for title, job in zip(found, GPU_JOBS, strict=False)
     ]
     shares = f"An H100 has {' and '.join(of)} times the speed of one such core: see CUDA below."

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from klrl.api import Frame, Run, checked_words, columns_of
 from klrl.base.text import warn
 from klrl.config.given import Given
 from klrl.config.overrides import flags, parse_args, separate
-from klrl.report.figure import FigureOptions, draw_figure
+from klrl.report.figure import draw_figure
 from klrl.report.measures import measured
 from klrl.report.runs import Inventory, find_runs
 from klrl.report.settings import Setting, by_task, count_runs, identity, names_of
@@ -75,9 +75,7 @@ class Sweep(os.PathLike[str]):
         tasks = by_task(self._settings()).values()
         return columns_of(summary_rows([each for of in tasks for each in measured(of)]))
 
-    def figure(
-        self, y: str | None = None, x: str | None = None, **options: Unpack[FigureOptions]
-    ) -> Figure:
+    def figure(self, y: str | None = None, x: str | None = None, **options: Any) -> Figure:
         """Draw a metric, as ``klrl figure`` does; see :func:`klrl.report.figure.draw_figure`."""
         return draw_figure(self._settings(), y, x, **options)
 

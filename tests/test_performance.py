@@ -17,6 +17,8 @@ SMALL, LARGE, LEANRL, PRESET = (
     "HalfCheetah's preset (trpo)",
 )
 
+PEERS = ("klrl package", "Stable-Baselines3", "JAX")
+
 
 def numbers() -> dict[str, str]:
     """What a number is -> how the page tells it."""
@@ -39,9 +41,18 @@ def numbers() -> dict[str, str]:
         (SMALL, "Pendulum-v1, 8 x 256", "pendulum"),
         (LEANRL, "HalfCheetah-v5, 1 x 2048", "half_cheetah"),
     ):
-        core = results.idle(MACHINE, column)["contenders"]["klrl package"]["frames_per_cpu_second"]
+        core = results.idle(MACHINE, column)["contenders"]["klrl kernel"]["frames_per_cpu_second"]
         share = speed[f"{name}, captured"] / core["median"]
         found[f"H100 / CPU core, {title}"] = f"{share:.2f} ({title} "
+    other = [MACHINE["idle"][column]["contenders"] for column in results.CONTROL.values()]
+    cost = [[results.us({"contenders": x}, name) for name in PEERS] for x in other]
+    costs = "cost klrl {:.1f}, Stable-Baselines3 {:.0f} and JAX {:.1f}, and the".format(*cost[0])
+    ratios = [f"{sb3 / klrl:.2f}" for klrl, sb3, _ in cost]
+    found["another core"] = f"{costs} four ratios were {', '.join(ratios[:3])} and {ratios[3]}."
+    wide = MACHINE["throughput"]["Pendulum-v1, 8 x 256, 1,024 wide"]
+    at = [results.us(wide, name) for name in ("klrl kernel", "klrl eager", "Stable-Baselines3")]
+    told = "costs {:,.0f} in the kernel, {:,.0f} eagerly, and Stable-Baselines3 {:,.0f}."
+    found["1,024 wide on a core"] = told.format(*at)
     return found
 
 
@@ -61,7 +72,7 @@ def test_the_tables_are_those_of_the_file(page: Path, start: str, make: Callable
 
 
 def test_the_readme_tells_the_tables_ratios() -> None:
-    (row,) = [x for x in results.control(MACHINE).splitlines() if " / klrl package" in x]
+    (row,) = [x for x in results.control(MACHINE).splitlines() if " / klrl kernel" in x]
     of = [float(cell) for cell in row.split("|")[2:-1]]
     readme = " ".join((results.ROOT / "README.md").read_text("utf-8").split())
     pendulum, _, hopper, cartpole = of
@@ -72,7 +83,7 @@ def test_the_readme_tells_the_tables_ratios() -> None:
 def test_loaded_rounds_do_not_reach_the_page() -> None:
     column = "Hopper-v5, 8 x 256"
     cells = {**MACHINE["idle"][column], "load": [0.5, 2.4, 2]}
-    cells["contenders"] = {"klrl package": {"frames_per_cpu_second": {"median": 1e6 / 77.7}}}
+    cells["contenders"] = {"klrl kernel": {"frames_per_cpu_second": {"median": 1e6 / 77.7}}}
     loaded = results.control({**MACHINE, "throughput": {column: cells}})
     assert "77.7" not in loaded
     idle = {column: {**cells, "load": [0.5, 2.0, 2]}}

@@ -1,6 +1,6 @@
 """``make audit``: the KL terms of seven systems, judged; the table, the picture, the checks.
 
-``klrl doctor --audit`` judges ``systems/`` and ``names/``. Each row of the systems is compared with
+``rows.py`` judges ``systems/`` and ``names/``. Each row of the systems is compared with
 by_hand.py, each line of source that docs/audit/README.md cites with the installed file; then the
 table is printed and written to docs/audit/.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib
 
 from benchmarks.audit.by_hand import COEFFICIENTS, cells
-from klrl.doctor.audit import LENGTHS, STALE, Row, audit_text
+from benchmarks.audit.rows import LENGTHS, STALE, Row, audit_text
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -34,7 +34,7 @@ SYSTEMS = (
 
 def judged() -> list[Row]:
     """The rows of both folders, side by side in two processes."""
-    command = [sys.executable, "-m", "klrl", "doctor", "--json", "--audit"]
+    command = [sys.executable, "-m", "benchmarks.audit.rows"]
     runs = [
         subprocess.Popen([*command, str(HERE / name)], stdout=subprocess.PIPE, text=True)
         for name in ("systems", "names")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -30,19 +30,14 @@ _LOOK = {
 _FORMATS = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {}}
 
 
-class FigureOptions(TypedDict, total=False):
-    """Options of :func:`draw_figure`."""
-
-    width: float  # in inches; default 3.3, a column
-    smooth: int  # the number of a run's latest values whose mean a curve shows; default 1
-    out: str | Path  # a file to write: PDF, SVG or PNG
-
-
 def draw_figure(
     settings: Sequence[Setting],
     y: str | None = None,
     x: str | None = None,
-    **options: Unpack[FigureOptions],
+    *,
+    width: float = 3.3,
+    smooth: int = 1,
+    out: str | Path | None = None,
 ) -> Figure:
     """Draw a metric of each setting: the mean over seeds, its interval, and the seeds.
 
@@ -51,14 +46,15 @@ def draw_figure(
         y: the metric; None: the return.
         x: frames or samples (None), or ``iteration``: draw curves. Any other metric: draw a point
             per setting, at the means over the last tenth of the iterations.
-        options: see :class:`FigureOptions`.
+        width: in inches; 3.3 is a column.
+        smooth: the number of a run's latest values whose mean a curve shows.
+        out: a file to write: PDF, SVG or PNG.
 
     Raises:
         ConfigError: no run counts, none has recorded a metric, an option is wrong, or
             ``out`` cannot be written.
     """
-    width, smooth = options.get("width", 3.3), options.get("smooth", 1)
-    out = Path(options["out"]) if "out" in options else None
+    file = None if out is None else Path(out)
     runs = [run for setting in settings for run in setting.runs]
     if not runs:
         raise ConfigError("no run to draw; --unfinished counts runs that did not finish")
@@ -70,7 +66,7 @@ def draw_figure(
         raise ConfigError(f"width={width:g}: give 1 to 50 inches")
     if smooth < 1:
         raise ConfigError(f"smooth={smooth}: give 1 or more")
-    if out and out.suffix not in _FORMATS:
+    if file and file.suffix not in _FORMATS:
         raise ConfigError(f"out={out}: give a file that ends with {', '.join(_FORMATS)}")
     tasks = by_task(settings)
     most = max(map(len, tasks.values()))
@@ -81,8 +77,8 @@ def draw_figure(
             metric = y or reward_metric([run for setting in of for run in setting.runs])
             _draw_task(part, of, x or of[0].runs[0].axis, metric, smooth)
             part.axes[0].set_title(task if len(tasks) > 1 else "")
-        if out:
-            _write(figure, out)
+        if file:
+            _write(figure, file)
     return shown(figure)
 
 

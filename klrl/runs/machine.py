@@ -106,7 +106,7 @@ def check_machine(config: JobConfig, given: Sequence[Given] = (), *, resumed: bo
 
         check_wandb(cast("WandbConfig", config.logger))
     if isinstance(config.logger, CustomLoggerConfig):
-        from klrl.runs.own_logger import check_logger
+        from klrl.runs.loggers import check_logger
 
         check_logger(config.logger)
     overridden = frozenset(each.key for each in given)

@@ -1,16 +1,15 @@
-"""``klrl doctor --audit``: its cells against sums by formulas, and its verdicts."""
+"""``make audit``: its cells against sums by formulas, and its verdicts."""
 
-import json
 import re
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.audit import rows as audit
 from benchmarks.audit.by_hand import COEFFICIENTS, Responses, cells
-from klrl.doctor import audit
-from tests.runs.commands import exits
 
 RIGHT = """
 SYSTEM = "one"
@@ -47,9 +46,8 @@ def adapters(tmp_path: Path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_cells_are_sums_by_hand_and_verdicts_the_doctors(adapters: Path, capsys) -> None:
-    assert exits("doctor", "--audit", str(adapters), "--json") == 0
-    rows = json.loads(capsys.readouterr().out)
+def test_cells_are_sums_by_hand_and_verdicts_the_doctors(adapters: Path) -> None:
+    rows = [asdict(row) for row in audit.audit(str(adapters))]
     assert [(row["system"], row["stale"], row["length"]) for row in rows] == [
         (system, stale, length)
         for system in ("one", "other")
@@ -79,13 +77,12 @@ def test_cells_are_sums_by_hand_and_verdicts_the_doctors(adapters: Path, capsys)
     assert {row["token_fault"] for row in rows if row["system"] == "one"} == {""}
 
 
-def test_another_factor_than_coef_is_told(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_another_factor_than_coef_is_told(tmp_path: Path, monkeypatch) -> None:
     """A penalty's factor is a learning rate for --loss, and an error here."""
     (tmp_path / "adapter_c.py").write_text(RIGHT.replace("coef *", "2 * coef *"))
     monkeypatch.setattr(audit, "LENGTHS", (1,))
     monkeypatch.setattr(audit, "STALE", (1,))
-    assert exits("doctor", "--audit", str(tmp_path)) == 0
-    last = capsys.readouterr().out.splitlines()[-1].split()
+    last = audit.audit_text([*audit.audit(str(tmp_path))]).splitlines()[-1].split()
     _, error, _, *told = last[-6:]
     assert (error, told) == ("1.000", ["factor", "1.000", "factor"])
 

@@ -187,7 +187,7 @@ class LearnerConfig(ChoiceConfig):
 
     epochs: Count = 10  # passes over the rollout
     minibatches: Count = 16  # per pass; divides a rollout's frames (language: prompts)
-    #: auto (aot for a long run or a cached package, else false), false (eager), jit, aot, kernel
+    #: auto (kernel, aot or false, by the settings), false (eager), jit, aot, kernel
     compile: Compile = "auto"
     #: float32 or mixed (arithmetic in bfloat16), for language and actor=cnn; null: mixed for
     #: actor.dtype=bfloat16 without LoRA, else float32

@@ -53,7 +53,7 @@ class WandbConfig(LoggerConfig):
     artifacts: bool = setting(False, added=True)
 
 
-@registered("logger", "custom", both="runs.own_logger:custom_run", free=ALL)
+@registered("logger", "custom", both="runs.loggers:custom_run", free=ALL)
 class CustomLoggerConfig(OwnPart, LoggerConfig):
     """A custom logger: logger.target=package.module:Name, whose log(row) takes each row."""
 

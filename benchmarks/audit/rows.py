@@ -1,21 +1,25 @@
-"""``klrl doctor --audit``: examines a folder's losses for several response lengths and policies.
+"""Judges a folder of losses, for several response lengths and policies; prints rows as JSON.
 
 Each file is an adapter for one library. ``ROWS`` maps the name of each option of the library to a
-loss that ``--loss`` accepts; ``SYSTEM`` is the library's name; ``DIVERGENCE`` (default ``reverse``)
-is a value of ``--divergence``.
+loss that ``klrl doctor --loss`` accepts; ``SYSTEM`` is the library's name; ``DIVERGENCE`` (default
+``reverse``) is a value of ``--divergence``.
+
+    python -m benchmarks.audit.rows benchmarks/audit/names
 """
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from klrl.base.errors import ConfigError
 from klrl.base.imports import import_named
 from klrl.base.text import text_table
 from klrl.doctor.aims import Aim, aims
@@ -68,23 +72,12 @@ class Row:
 
 
 def audit(folder: str) -> Iterator[Row]:
-    """Yield the rows of all adapters in a folder, sorted by file name.
-
-    Raises:
-        ConfigError: a folder without adapters, or an adapter without ``ROWS`` or ``SYSTEM``.
-    """
-    setting = f"--audit {folder}"
-    files = sorted(path for path in Path(folder).glob("*.py") if path.name[0] != "_")
-    if not files:
-        raise ConfigError(f"{setting}: holds no adapter; name a folder with NAME.py in it")
-    for path in files:
-        adapter = vars(import_named(setting, str(path)))
-        options, system = adapter.get("ROWS"), adapter.get("SYSTEM")
-        if not options or not system:
-            raise ConfigError(f"{setting}: {path.name} has no ROWS or no SYSTEM; give both")
-        for option, call in options.items():
-            named = f"{system}, {option}"
-            loss = Loss(named, call, {}, "loss", adapter.get("DIVERGENCE", "reverse"))
+    """Yield the rows of all adapters in a folder, sorted by file name."""
+    for path in sorted(path for path in Path(folder).glob("*.py") if path.name[0] != "_"):
+        adapter = vars(import_named(folder, str(path)))
+        system, divergence = adapter["SYSTEM"], adapter.get("DIVERGENCE", "reverse")
+        for option, call in adapter["ROWS"].items():
+            loss = Loss(f"{system}, {option}", call, {}, "loss", divergence)
             yield from _rows(system, option, loss)
 
 
@@ -138,3 +131,9 @@ def audit_text(rows: Sequence[Row]) -> str:
         told = (r.fault or "RIGHT", token, r.token_fault or "RIGHT")
         lines.append((r.system, r.option, *numbers, *told))
     return text_table(lines, right=(2, 3, 4, 5, 6, 8))
+
+
+if __name__ == "__main__":
+    with redirect_stdout(sys.stderr):  # what the adapters print
+        found = [asdict(row) for row in audit(sys.argv[1])]
+    print(json.dumps(found))
