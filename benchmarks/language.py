@@ -2,6 +2,7 @@
 
     make bench-lm                              # about 20 minutes; writes the results
     python -m benchmarks.language --quick      # one short round of each workload; writes nothing
+    python -m benchmarks.language --only smollm --before TREE   # an older checkout in turn, too
 
 The same base model, prompts, group size, prompts per iteration, minibatches, epochs, response
 length, learning rate and coefficient. Contenders are processes of their own, one at a time, in turn
@@ -26,13 +27,14 @@ from pathlib import Path
 
 from benchmarks.peers.common import versions
 from benchmarks.peers.lm import LAST, PACKAGES
-from benchmarks.results import ROOT, about, language, save
+from benchmarks.results import ROOT, about, commit, language, save
 from benchmarks.rounds import (
     Failed,
     Line,
     Told,
     complete,
     error_in,
+    loads,
     median_phases,
     rounds,
     run_line,
@@ -41,7 +43,7 @@ from benchmarks.rounds import (
 
 #: Ways to run TRL, by what is added to its command.
 COMPACT = "TRL, head on response tokens alone"
-RATIOS = {"TRL": "ratio", COMPACT: "ratio_compact"}
+BEFORE = "klrl before"
 PEERS: dict[str, tuple[str, ...]] = {"TRL": (), COMPACT: ("--compact",)}
 TRL_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 
@@ -73,13 +75,13 @@ WORKLOADS = {
     "short": Workload("14-token prompts", 1.8, {"prompts": 32}),
     "long": Workload("94-token prompts", 3.0, {"prompts": 32, "shots": 4}),
     "smollm": Workload(
-        "SmolLM2-135M",
+        "SmolLM2-135M, 2 x 8 responses",
         1.6,
         {
-            **{"task": "instructions", "prompts": 8, "minibatches": 2, "new-tokens": 32},
+            **{"task": "instructions", "prompts": 2, "minibatches": 2, "new-tokens": 32},
             **{"temperature": 0.8, "lr": 1e-5},
         },
-        iterations=5,
+        iterations=3,
         large=True,
     ),
 }
@@ -116,11 +118,8 @@ def write_prompts(file: Path, workload: Workload, seed: int, count: int) -> None
     file.write_text(json.dumps(told))
 
 
-# ---------------------------------------------------------------------------------------- running
-
-
-def run_klrl(words: Sequence[str]) -> Line:
-    return run_line([sys.executable, "-m", "benchmarks.peers.klrl_lm", *words])
+def run_klrl(words: Mapping[int, Sequence[str]], tree: Path, seed: int) -> Line:
+    return run_line([sys.executable, "-m", "benchmarks.peers.klrl_lm", *words[seed]], tree)
 
 
 def run_trl(
@@ -137,8 +136,8 @@ def run_trl(
     return run_line([str(python.absolute()), *given])
 
 
-def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
-    """Rounds of both, in turn; a round is a seed."""
+def compare(workload: Workload, args: argparse.Namespace) -> Line:
+    """Rounds of all, in turn; a round is a seed."""
     print(workload.name, flush=True)
     model, iterations = base_model_of(workload), args.iterations or workload.iterations
     with tempfile.TemporaryDirectory() as folder:
@@ -146,13 +145,17 @@ def compare(workload: Workload, args: argparse.Namespace) -> dict[str, Line]:
         for seed, file in data.items():
             write_prompts(file, workload, seed, int(workload.settings["prompts"]) * iterations)
         words = {seed: make_words(workload, model, seed, iterations, args.epochs) for seed in data}
-        tasks = {"klrl": lambda seed: run_klrl(words[seed])}
+        trees = {"klrl": ROOT, **({BEFORE: args.before} if args.before else {})}
+        tasks = {name: partial(run_klrl, words, tree) for name, tree in trees.items()}
         for name, more in PEERS.items():
             if workload.large or not more:
                 tasks[name] = partial(run_trl, args.trl_python, words, data, more)
         found = rounds(tasks, args.rounds, in_words)
         require_equal_prompts(found)
-        return summarise(found, workload)
+    told = {"rounds": args.rounds, "epochs": args.epochs, "last": LAST, "load": loads(found)}
+    told |= {"before": commit(args.before)} if args.before else {}
+    told |= {"versions": versions(PACKAGES), "contenders": summarise(found, workload)}
+    return {**about(), **told}
 
 
 def make_words(
@@ -177,9 +180,6 @@ def require_equal_prompts(found: dict[str, list[Told]]) -> None:
             raise SystemExit("klrl and TRL were asked different questions: nothing was compared")
 
 
-# ------------------------------------------------------------------------------------- summaries
-
-
 def summarise(found: dict[str, list[Told]], workload: Workload) -> dict[str, Line]:
     """Per contender: speed, rewards, phases; klrl's ratio to each other one within a round."""
     summary: dict[str, Line] = {}
@@ -195,7 +195,7 @@ def summarise(found: dict[str, list[Told]], workload: Workload) -> dict[str, Lin
             "last": told[0]["last"],
             "tokens": spread([x["tokens"] for x in told]),
             "peak_mb": round(statistics.median(x["peak_mb"] for x in told)),
-            "phases": phases_of(told) if name == "klrl" else {},
+            "phases": phases_of(told) if name.startswith("klrl") else {},
             "versions": told[0]["versions"],
         }
     key, mine = "frames_per_cpu_second", found["klrl"]
@@ -203,7 +203,8 @@ def summarise(found: dict[str, list[Told]], workload: Workload) -> dict[str, Lin
         if complete(mine, len(found[name])) and complete(found[name], len(mine)):
             pairs = zip(mine, found[name], strict=True)
             ratio = spread([own[key] / theirs[key] for own, theirs in pairs])
-            summary["klrl"] |= {RATIOS[name]: ratio, "target": workload.target}
+            summary["klrl"].setdefault("ratios", {})[name] = ratio
+    summary["klrl"]["target"] = workload.target
     return summary
 
 
@@ -215,21 +216,19 @@ def phases_of(told: Sequence[Line]) -> dict[str, float]:
 
 
 def good_enough(summary: dict[str, Line]) -> bool:
-    """Nothing failed and the ratio's median reaches the target."""
-    if any("error" in row for row in summary.values()):
-        return False
+    """The medians of the ratios to TRL reach the target."""
     klrl = summary["klrl"]
-    ratios = [klrl[key]["median"] for key in RATIOS.values() if key in klrl]
-    return len(ratios) == len(summary) - 1 and min(ratios) >= klrl["target"]
+    return all(klrl["ratios"][x]["median"] >= klrl["target"] for x in PEERS if x in summary)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int, help="default 3, quick 1")
-    parser.add_argument("--iterations", type=int, help="default 40 (SmolLM2: 5), quick 5")
+    parser.add_argument("--iterations", type=int, help="default 40 (SmolLM2: 3), quick 5")
     parser.add_argument("--epochs", type=int, default=1, help="passes over each rollout")
     parser.add_argument("--only", choices=WORKLOADS, help="one workload")
+    parser.add_argument("--before", type=Path, help="an older checkout, in turn with this one")
     parser.add_argument(
         "--trl-python", type=Path, default=TRL_PYTHON, help="python of its environment"
     )
@@ -239,13 +238,13 @@ def main() -> None:
     chosen = {args.only: WORKLOADS[args.only]} if args.only else WORKLOADS
     if args.quick:
         chosen = {key: replace(w, iterations=min(w.iterations, 5)) for key, w in chosen.items()}
-    data: Line = {"rounds": args.rounds, "epochs": args.epochs, "last": LAST}
-    data["workloads"] = {w.name: compare(w, args) for w in chosen.values()}
-    data["versions"] = versions(PACKAGES)
+    data = {w.name: compare(w, args) for w in chosen.values()}
     print(language(data))
-    if not (args.quick or args.no_save):
-        print(save("language", {**about(), **data}).relative_to(ROOT))
-    if not all(good_enough(summary) for summary in data["workloads"].values()):
+    found = [part["contenders"] for part in data.values()]
+    failed = any("error" in row for contenders in found for row in contenders.values())
+    if not (args.quick or args.no_save or failed):
+        print(save("language", data).relative_to(ROOT))
+    if failed or not all(map(good_enough, found)):
         sys.exit(1)
 
 

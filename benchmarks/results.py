@@ -1,4 +1,4 @@
-"""Where figures go: ``benchmarks/results/<machine>.json``, and docs/developers/performance.md.
+"""Where figures go: ``benchmarks/results/<machine>.json``, and tables of three pages.
 
 python -m benchmarks.results        # write the tables again from this machine's file
 """
@@ -11,7 +11,7 @@ import platform
 import re
 import subprocess
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "developers" / "performance.md"
 SUMMARY = ROOT / "docs" / "performance.md"
+SCALING = ROOT / "docs" / "scaling.md"
 START = "<!-- measured: written by benchmarks/results.py -->"
+#: The mark of the second table of a page.
+LANGUAGE = "<!-- language: written by benchmarks/results.py -->"
 END = "<!-- end of measured -->"
 SB3, KERNEL = "Stable-Baselines3", "klrl kernel"
 #: Columns of the summary: its title -> the workload.
@@ -32,6 +35,8 @@ CONTROL = {
     "cartpole 8 x 256": "CartPole-v1, 8 x 256",
     "pendulum, other rounds": "Pendulum-v1, 8 x 256, robotics",
 }
+#: What an iteration is measured by in the table of several processes.
+SECONDS = ("wall", "CPU", "sampling", "scoring", "update")
 #: Of gpu.json, for the first two.
 GPU_JOBS = ("Pendulum 8 x 256, 64-64", "HalfCheetah 1 x 2,048, 64-64")
 
@@ -58,12 +63,12 @@ def machine() -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"{cpu_name()} {cores} cores".lower()).strip("-")
 
 
-def commit() -> str | None:
-    """The checkout's commit, with a + where code has changed; None outside git."""
+def commit(tree: Path = ROOT) -> str | None:
+    """A checkout's commit, with a + where code has changed; None outside git."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
-            ("git", *words), cwd=ROOT, capture_output=True, text=True, check=False
+            ("git", *words), cwd=tree, capture_output=True, text=True, check=False
         )
         return done.stdout.strip()
 
@@ -96,19 +101,25 @@ def save(section: str, data: dict[str, Any]) -> Path:
 
 
 def write_page(whole: dict[str, Any]) -> None:
-    """Replace what stands between the two marks of each page about performance."""
-    for page, make in ((PAGE, render), (SUMMARY, control)):
+    """Replace what stands between the marks of each page with figures."""
+    for page, start, make in tables():
         if page.exists():
-            page.write_text(page_of(page, make(whole)))
+            page.write_text(page_of(page, start, make(whole)))
 
 
-def page_of(page: Path, made: str) -> str:
+def tables() -> tuple[tuple[Path, str, Callable[[dict[str, Any]], str]], ...]:
+    """Page, mark and maker of each table."""
+    summary = ((SUMMARY, START, control), (SUMMARY, LANGUAGE, ratios))
+    return ((PAGE, START, render), *summary, (SCALING, START, ranks))
+
+
+def page_of(page: Path, start: str, made: str) -> str:
     """Return a page's text with something else between its marks."""
-    before, _, rest = page.read_text().partition(START)
+    before, _, rest = page.read_text().partition(start)
     _, _, after = rest.partition(END)
     if not after:
-        raise SystemExit(f"{page.name}: the marks {START} and {END} are missing")
-    return f"{before}{START}\n\n{made}\n\n{END}{after}"
+        raise SystemExit(f"{page.name}: the marks {start} and {END} are missing")
+    return f"{before}{start}\n\n{made}\n\n{END}{after}"
 
 
 def control(whole: dict[str, Any]) -> str:
@@ -186,6 +197,7 @@ def throughput(data: dict[str, Any]) -> str:
 def told_about(part: dict[str, Any], short: bool = False) -> str:
     """Commit, load and versions of a table, and the processor's limit; ``short``: the first two."""
     told = [f"commit: {short_commit(part.get('commit'))}"]
+    told += [f"before: {short_commit(part['before'])}"] if "before" in part else []
     if part.get("load"):
         least, most, cores = part["load"]
         marked = "; LOADED" * (most > cores)
@@ -230,36 +242,59 @@ def phases(contenders: dict[str, Any]) -> str:
 
 def language(data: dict[str, Any]) -> str:
     """Samples per CPU-second of language policies, a table for each workload."""
-    parts = ["### Language policies", told_about(data)]
-    for name, contenders in data["workloads"].items():
-        parts += [f"#### {name}, {data['epochs']} epoch(s)", samples(contenders, data["last"])]
-        if phases_told := contenders["klrl"].get("phases"):
-            told = ", ".join(f"{phase} {value:,.0f}" for phase, value in phases_told.items())
-            parts.append(f"klrl, us of CPU per sample: {told}.")
+    parts = ["### Language policies"]
+    for name, part in data.items():
+        parts += [f"#### {name}, {part['epochs']} epoch(s)", told_about(part), samples(part)]
+        for each, row in part["contenders"].items():
+            if us := row.get("phases"):
+                told = ", ".join(f"{phase} {value:,.0f}" for phase, value in us.items())
+                parts.append(prose(f"{each}, us of CPU per sample: {told}."))
     return "\n\n".join(parts)
 
 
-def samples(contenders: dict[str, Any], last: int) -> str:
-    last = contenders["klrl"].get("last", last)
-    reward = f"reward at the start -> mean of the last {last} iterations"
-    header = ["", "samples per CPU-second", "x TRL (target)", reward, "samples"]
-    header += ["tokens per response", "peak MB"]
+def samples(part: dict[str, Any]) -> str:
+    contenders, klrl = part["contenders"], part["contenders"]["klrl"]
+    against = list(klrl.get("ratios", {}))
+    header = ["", "samples per CPU-second", *(f"klrl / {name}" for name in against)]
+    header += [f"reward at the start -> mean of the last {klrl.get('last', part['last'])}"]
+    header += ["samples", "tokens per response", "peak MB"]
     rows = []
     for name, row in contenders.items():
         if "error" in row:
             rows.append([name, row["error"], *[""] * (len(header) - 2)])
             continue
-        ratio = f"{spread(row['ratio'], 2)} ({row['target']:g})" if "ratio" in row else ""
-        if "ratio_compact" in row:
-            ratio += f"; with its head on response tokens alone {spread(row['ratio_compact'], 2)}"
         rewards = f"{spread(row['reward_first'], 2)} -> {spread(row['reward'], 2)}"
-        name = f"{name} {row['versions'].get('trl', '')}".strip() if name == "TRL" else name
         speed = row["samples_per_cpu_second"]
         speed = spread(speed, 0 if speed["min"] >= 100 else 2)
         tokens = spread(row["tokens"], 1) if "tokens" in row else ""
         counts = [f"{row['samples']:,}", tokens, f"{row['peak_mb']:,}"]
-        rows.append([name, speed, ratio, rewards, *counts])
+        told = [spread(row["ratios"][x], 2) if "ratios" in row else "" for x in against]
+        name = f"{name} {row['versions'].get('trl', '')}".strip() if name == "TRL" else name
+        rows.append([name, speed, *told, rewards, *counts])
     return table(header, rows)
+
+
+def ratios(whole: dict[str, Any]) -> str:
+    """Samples per CPU-second of klrl over those of each other contender, by workload."""
+    rows, told = [], []
+    for name, part in whole["language"].items():
+        found = part["contenders"]
+        rows += [[name, x, spread(y, 2)] for x, y in found["klrl"]["ratios"].items()]
+        peaks = ", ".join(f"{x} {y['peak_mb']:,}" for x, y in found.items())
+        trl = found["TRL"]["versions"]["trl"]
+        told.append(f"{name}: {told_about(part, short=True)}, TRL {trl}; peak MB: {peaks}.")
+    return "\n\n".join([table(["", "klrl /", ""], rows), *map(prose, told)])
+
+
+def ranks(whole: dict[str, Any]) -> str:
+    """Seconds of an iteration by one process and by two, and the efficiency of two."""
+    rows, told = [], []
+    for name, part in whole.get("ranks", {}).items():
+        for count, row in part["contenders"].items():
+            rows.append([f"{name}, {count}", *(spread(row[x], 1) for x in SECONDS)])
+        efficiency = f"efficiency {spread(part['efficiency'], 2)}"
+        told.append(prose(f"{name}: {efficiency}; {told_about(part, short=True)}."))
+    return "\n\n".join([table(["seconds of an iteration", *SECONDS], rows), *told])
 
 
 if __name__ == "__main__":

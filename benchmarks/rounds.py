@@ -11,9 +11,10 @@ import statistics
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.results import environment
+from benchmarks.results import ROOT, environment
 
 TIMEOUT = 900
 CORES = len(os.sched_getaffinity(0))
@@ -25,12 +26,13 @@ class Failed(RuntimeError):
     """A contender ended without its line; the message is the last thing that it said."""
 
 
-def run_line(command: Sequence[str]) -> Line:
-    """The line of JSON that a contender prints last."""
+def run_line(command: Sequence[str], tree: Path = ROOT) -> Line:
+    """The line of JSON that a contender of a checkout prints last."""
     try:
         # In a folder of its own: MuJoCo leaves its log wherever it runs.
         with tempfile.TemporaryDirectory() as folder:
-            how = {"cwd": folder, "env": environment(), "timeout": TIMEOUT}
+            env = {**environment(), "PYTHONPATH": str(tree.resolve())}
+            how = {"cwd": folder, "env": env, "timeout": TIMEOUT}
             done = subprocess.run(command, capture_output=True, text=True, check=False, **how)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"not done in {TIMEOUT} s") from error

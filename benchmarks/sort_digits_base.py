@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -46,6 +46,7 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SPECIAL = ("pad", "bos", "eos")
 VOCABULARY = (
     *("<pad>", "<unk>", "<|im_start|>", "<|im_end|>"),
     *("\n", "user", "assistant", "system"),
@@ -55,40 +56,23 @@ VOCABULARY = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """The settings of the base model.
+    """The settings of the base model."""
 
-    Args:
-        shortest: fewest digits of a problem.
-        longest: most digits.
-        shots: worked examples in a prompt.
-        target: stop at this share of right answers, sampled at temperature 1 on held-out prompts;
-            0 stops at the first measurement.
-        steps: largest number of updates.
-        batch: problems per update.
-        lr: Adam's learning rate, after 50 updates of warm-up.
-        measure_every: updates between two measurements.
-        measure_on: number of held-out prompts; .3 of 512 has a standard error of .02.
-        hidden: width of the Llama.
-        layers: blocks of the Llama.
-        heads: attention heads of a block.
-        context: positions of the Llama.
-        seed: of weights, problems and samples.
-    """
-
-    shortest: int = 4
-    longest: int = 8
-    shots: int = 0
+    shortest: int = 4  # fewest digits of a problem
+    longest: int = 8  # most digits
+    shots: int = 0  # worked examples in a prompt
+    # Stop at this share of right answers to held-out prompts; 0: at the first measurement.
     target: float = 0.3
-    steps: int = 1000
-    batch: int = 128
-    lr: float = 1e-3
-    measure_every: int = 5
-    measure_on: int = 512
-    hidden: int = 96
+    steps: int = 1000  # most updates
+    batch: int = 128  # problems per update
+    lr: float = 1e-3  # Adam's, after 50 updates of warm-up
+    measure_every: int = 5  # updates between two measurements
+    measure_on: int = 512  # held-out prompts; .3 of 512 has a standard error of .02
+    hidden: int = 96  # width of the Llama
     layers: int = 3
-    heads: int = 4
-    context: int = 256
-    seed: int = 0
+    heads: int = 4  # of attention, per layer
+    context: int = 256  # positions of the Llama
+    seed: int = 0  # of weights, problems and samples
 
     def problems(self, split: str) -> SortDigits:
         """The problems of a split: to learn from, or to measure on."""
@@ -102,9 +86,6 @@ def recipe_for(shortest: int, longest: int, shots: int) -> Recipe:
     """
     recipe = Recipe(shortest, longest, shots)
     return replace(recipe, batch=32) if shots else recipe
-
-
-# -------------------------------------------------------------------------------------- building
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -126,11 +107,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """Train and save: ``save_pretrained`` of model and tokenizer, and ``built.json``.
-
-    Returns:
-        The content of ``built.json``: reward, steps, seconds, parameters, recipe.
-    """
+    """Train; save model, tokenizer and ``built.json``, and return the content of the last."""
     tokenizer = make_tokenizer()
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread():
         torch.manual_seed(recipe.seed)
@@ -154,31 +131,22 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-# -------------------------------------------------------------------------------------- learning
-
-
 def make_model(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     """A random Llama; 0.33M parameters by default."""
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=recipe.hidden,
-            intermediate_size=8 * recipe.hidden // 3,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            num_key_value_heads=recipe.heads,
-            max_position_embeddings=recipe.context,
-            tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-        )
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in SPECIAL}
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden,
+        intermediate_size=8 * recipe.hidden // 3,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=recipe.context,
+        tie_word_embeddings=True,
+        **special,
     )
-    model.generation_config = GenerationConfig(
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(**special)
     return model
 
 
@@ -259,14 +227,7 @@ def _supervised_loss(
 
 @torch.no_grad()
 def sampled_accuracy(model: Any, tokenizer: Tokenizer, batch: PromptBatch, longest: int) -> float:
-    """The gold reward of one sample per prompt, at temperature 1.
-
-    Args:
-        model: samples from its whole softmax.
-        tokenizer: its tokenizer.
-        batch: N prompts [N, P].
-        longest: most tokens of a response; a longer one counts as wrong.
-    """
+    """The gold reward of one sample of at most ``longest`` tokens per prompt, at temperature 1."""
     with evaluating(model):
         full = model.generate(
             input_ids=batch.ids,
@@ -284,20 +245,10 @@ def sampled_accuracy(model: Any, tokenizer: Tokenizer, batch: PromptBatch, longe
     return sum(scores) / len(scores)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Train a base model into a folder, and print what came out."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sort_digits_base",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     for name in ("shortest", "longest", "shots"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Recipe, name))
-    args = parser.parse_args(argv)
-    recipe = recipe_for(args.shortest, args.longest, args.shots)
-    print(json.dumps(build(recipe, args.folder)))
-
-
-if __name__ == "__main__":
-    main()
+    args = parser.parse_args()
+    print(json.dumps(build(recipe_for(args.shortest, args.longest, args.shots), args.folder)))

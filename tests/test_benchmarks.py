@@ -23,8 +23,7 @@ from klrl.language.data.tasks import make_task
 
 def test_new_cells_hold_commit_versions_and_processor(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "FOLDER", tmp_path)
-    monkeypatch.setattr(results, "PAGE", tmp_path / "none.md")
-    monkeypatch.setattr(results, "SUMMARY", tmp_path / "none.md")
+    monkeypatch.setattr(results, "tables", tuple)
     held = json.loads(results.save("kl", {**results.about(), "rows": [1]}).read_text())["kl"]
     words = ("git", "rev-parse", "HEAD")
     head = subprocess.run(words, cwd=results.ROOT, capture_output=True, text=True).stdout.strip()
@@ -48,6 +47,34 @@ def test_ratios_are_taken_within_a_round():
     assert ratios == {"Stable-Baselines3": {"median": 10.0, "min": 3.0, "max": 20.0}}
     assert summary["JAX"] == {"error": "no compiler"}
     assert "no compiler" in results.speeds(summary)
+
+
+def test_an_older_checkout_is_no_target_and_a_part_that_was_not_measured_stays(
+    tmp_path, monkeypatch
+):
+    def line(speed: float) -> dict:
+        told = {"reward_first": 0.1, "reward_last": 0.2, "frames": 32, "n": 2, "t": 8, "last": 1}
+        phases = {"env": 0.0, "policy": 1.0, "update": 2.0}
+        told |= {"tokens": 9.0, "peak_mb": 500, "versions": {"trl": "1"}, "phases": phases}
+        return {**told, "frames_per_cpu_second": speed}
+
+    rounds_of = {"klrl": [3.0, 4.0], "klrl before": [3.0, 2.0], "TRL": [1.0, 1.0]}
+    found = {name: [line(x) for x in speeds] for name, speeds in rounds_of.items()}
+    summary = language.summarise(found, WORKLOADS["smollm"])
+    assert summary["klrl"]["ratios"]["klrl before"] == {"median": 1.5, "min": 1.0, "max": 2.0}
+    assert summary["klrl before"]["phases"] == {"sampling and scoring": 1.0, "update": 2.0}
+    assert language.good_enough(summary)
+    assert not language.good_enough(summary | {"klrl": summary["klrl"] | {"target": 3.6}})
+    part = {"before": "ab" * 20, "versions": {}, "epochs": 1, "last": 5, "contenders": summary}
+    monkeypatch.setattr(results, "tables", tuple)
+    monkeypatch.setattr(results, "FOLDER", tmp_path)
+    results.save("language", {"one": part})
+    whole = json.loads(results.save("language", {"two": part}).read_text())
+    told = results.ratios(whole)
+    assert "| one | TRL | 3.50 [3.00, 4.00] |" in told
+    assert "| two | klrl before | 1.50 [1.00, 2.00] |" in told
+    assert "before: abababab," in told
+    assert "| klrl before | 2.50 [2.00, 3.00] |  |  | 0.10" in results.language(whole["language"])
 
 
 def test_a_round_at_a_load_above_the_cores_is_marked(monkeypatch, capsys):
