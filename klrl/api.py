@@ -284,8 +284,8 @@ def _typed(settings: Mapping[str, object]) -> JobConfig:
 
 
 def _checked_callbacks(callbacks: object) -> list[Callback]:
-    """List the callbacks; refuse objects that are not Callbacks."""
-    from klrl.train.callbacks import Callback
+    """List the callbacks; refuse objects that are not Callbacks, and misspelt hooks."""
+    from klrl.train.callbacks import Callback, check_hooks
 
     listed = list(callbacks) if isinstance(callbacks, Iterable) else [None]
     hooks = [each for each in listed if isinstance(each, Callback)]
@@ -294,6 +294,8 @@ def _checked_callbacks(callbacks: object) -> list[Callback]:
             f"callbacks={callbacks!r:.60}: give a list of klrl.Callback objects, as in "
             "callbacks=[MyCallback()]"
         )
+    for each in hooks:
+        check_hooks(each)
     return hooks
 
 

@@ -136,6 +136,12 @@ def test_settings_are_composed_changed_and_run() -> None:
     assert len(list(Path("outputs").iterdir())) == 1, "nothing was written"
 
 
+def with_hook(name: str, arguments: str) -> klrl.Callback:
+    """A callback with one more method."""
+    method = eval(f"lambda self, {arguments}: None")
+    return type("Mine", (klrl.Callback,), {name: method})()
+
+
 @pytest.mark.parametrize(
     ("holder", "name", "said"),
     [
@@ -170,6 +176,14 @@ def test_a_typo_in_typed_settings_is_refused(holder, name: str, said: str) -> No
         (lambda: klrl.run("seed=???"), "seed: has no value; give one"),
         (lambda: klrl.run(f"{'a' * 300}=1"), "=1: [Errno 36] File name too long"),
         (lambda: klrl.run("seed=1", callbacks=[klrl.Callback]), "give a list of klrl.Callback"),
+        (
+            lambda: klrl.run("seed=1", callbacks=[with_hook("on_epoch_end", "training")]),
+            "callbacks=Mine.on_epoch_end: no such hook; hooks are ended, finished, ",
+        ),
+        (
+            lambda: klrl.run("seed=1", callbacks=[with_hook("iterate", "training, row, batch")]),
+            "callbacks=Mine.iterate: no such hook; did you mean iterated?",
+        ),
         (lambda: klrl.compose(None), "None: not a setting"),
         (lambda: klrl.compose("resume="), "resume=: resumes a run"),
         (lambda: klrl.load_run(None), "None is not a path"),

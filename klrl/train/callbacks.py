@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from tensordict import TensorDictBase
 
+from klrl.base.errors import ConfigError
 from klrl.config import JobConfig
 from klrl.domains import Domain
 from klrl.runs.checkpoint import Counters
@@ -48,3 +51,18 @@ class Callback:
 
     def ended(self, training: Loop) -> None:
         """Called when the run finished, stopped or failed; its files are still open."""
+
+
+def check_hooks(callback: Callback) -> None:
+    """Refuse a callback with a misspelt hook, or with a hook of another library (on_...)."""
+    hooks = dict(inspect.getmembers(Callback, inspect.isfunction))
+    for name, method in inspect.getmembers(type(callback), inspect.isfunction):
+        near = get_close_matches(name, hooks, n=1, cutoff=0.8)
+        typo = [each for each in near if _arguments(hooks[each]) == _arguments(method)]
+        if name not in hooks and (typo or name.startswith("on_")):
+            said = f"did you mean {typo[0]}?" if typo else f"hooks are {', '.join(hooks)}"
+            raise ConfigError(f"callbacks={type(callback).__name__}.{name}: no such hook; {said}")
+
+
+def _arguments(method: Any) -> int:
+    return len(inspect.signature(method).parameters)

@@ -11,7 +11,8 @@ from gymnasium.wrappers import NormalizeObservation, NormalizeReward, RecordEpis
 
 from klrl.base.errors import EnvError
 from klrl.base.seeds import derived_seed
-from klrl.control.env.copies import VectorGymEnv, why_unrepeatable
+from klrl.control.env.copies import VectorGymEnv
+from klrl.control.env.episodes import why_unrepeatable
 from tests.control.toys import Dice, Drifting, Masked, Unseeded
 
 IDS = (

@@ -17,7 +17,7 @@ from klrl.base.errors import ConfigError
 from klrl.config import AdvantageConfig
 from klrl.control.env.contract import Misfit
 from klrl.control.env.copies import VectorGymEnv, make_copies, transformed
-from klrl.control.env.library import GymVector
+from klrl.control.env.gym_vector import GymVector
 from klrl.control.env.observation import layout_of
 from klrl.control.run.advantage import gae
 from klrl.control.run.rollout import VectorRollout, make_rollout

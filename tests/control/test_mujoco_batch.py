@@ -16,8 +16,8 @@ from klrl.base.seeds import derived_seed
 from klrl.config import CustomEnvConfig
 from klrl.control.env import batch as batches
 from klrl.control.env import mujoco_batch
-from klrl.control.env.batch import BatchedCopies
 from klrl.control.env.copies import VectorGymEnv, make_copies
+from klrl.control.env.simulators import BatchedCopies
 from tests.agents import gym
 from tests.conftest import QUICK
 from tests.control.test_episodes import kept, played

@@ -27,6 +27,7 @@ from tests.control.toys import unpacked
 
 CPU, T = torch.device("cpu"), "tests.control.toys:klrl-test"
 TWO = spaces.Discrete(2)
+MANY = spaces.Discrete(2**24 + 1)
 #: One of each kind, in an order that transport does not keep.
 PARTS = {
     "action_mask": spaces.MultiBinary(2),
@@ -319,8 +320,10 @@ def test_a_mask_is_read_where_it_is_asked_for() -> None:
             "masks Discrete and MultiDiscrete actions, but its actions are Box",
         ),
         (spaces.Dict(action_mask=spaces.MultiBinary(2)), TWO, "auto", "is only a mask"),
+        (spaces.Dict(a=MANY, b=TWO), TWO, "auto", r"Discrete\(16777217\) has"),
+        (spaces.Box(-1, 1, (1,)), spaces.MultiDiscrete([2, MANY.n]), "auto", "16777217.* has"),
     ],
-    ids=range(4),
+    ids=range(6),
 )  # fmt: skip
 def test_layouts_that_are_refused(observation, action, how, named) -> None:
     with pytest.raises(ConfigError, match=named) as refused:

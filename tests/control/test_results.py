@@ -1,4 +1,6 @@
-"""Environments that break Gymnasium's contract or raise, through the batched environment."""
+"""Environments that break Gymnasium's contract, raise or hang, through the batched environment."""
+
+import time
 
 import gymnasium
 import numpy as np
@@ -41,12 +43,12 @@ class Faulty(gymnasium.Env):
         return (*(result[key] for key in ("obs", "reward", "terminated", "truncated")), {})
 
 
-def made(faults=None, act=None) -> VectorGymEnv:
+def made(faults=None, act=None, step_timeout=None) -> VectorGymEnv:
     if "klrl-test/Faulty-v0" not in gymnasium.registry:
         gymnasium.register("klrl-test/Faulty-v0", Faulty, disable_env_checker=True)
     Faulty.made = 0
     kwargs = {"faults": faults, "act": act}
-    return VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs)
+    return VectorGymEnv("klrl-test/Faulty-v0", 2, kwargs=kwargs, step_timeout=step_timeout)
 
 
 def play(*how, **more) -> VectorGymEnv:
@@ -115,6 +117,26 @@ def test_what_it_raises_is_told_with_its_place() -> None:
         play(act=broken)
 
 
+@pytest.mark.timeout(20)
+def test_one_that_hangs_is_left_after_its_time() -> None:
+    begun = time.monotonic()
+    with pytest.raises(EnvError, match=r"step 3 of copy 1 took longer than env.step_timeout=0.2 s"):
+        play(act=lambda: time.sleep(5), step_timeout=0.2)
+    assert time.monotonic() - begun < 4
+    play(step_timeout=5)
+
+
+@pytest.mark.timeout(20)
+def test_one_that_hangs_at_its_first_step_is_refused_beforehand() -> None:
+    class Slow(Faulty):
+        def step(self, action):
+            time.sleep(5)
+
+    config = EnvConfig("Slow", {}, 1, True, 1.0, step_timeout=0.2, name="gym")
+    with pytest.raises(ConfigError, match=r"env.step_timeout=0.2: the first step of env.id=Slow"):
+        _check_a_step(config, Slow(), None)
+
+
 @pytest.mark.parametrize("image", [False, True])
 def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) -> None:
     """They would be cut to whole numbers: 0.7 would be 0."""
@@ -122,7 +144,7 @@ def test_fractions_in_a_space_of_integers_are_refused(image: bool, monkeypatch) 
     monkeypatch.setattr(Faulty, "observation_space", spaces.Box(0, 255, shape, np.uint8))
     copy = Faulty({"reset": np.full(shape, 0.7)})
     layout = layout_of("env.id=X", copy.observation_space, copy.action_space)
-    config = EnvConfig("Faulty", {}, 1, True, 1.0, name="gym")
+    config = EnvConfig("Faulty", {}, 1, True, 1.0, step_timeout=None, name="gym")
     said = "its first step: observation has 0.7, which its space's uint8 cannot hold"
     with pytest.raises(ConfigError, match=said):
         _check_a_step(config, copy, layout)

@@ -92,7 +92,7 @@ def test_a_camera_writes_every_picture_and_a_gif_at_20_a_second(tmp_path) -> Non
 
 @pytest.mark.integration
 def test_the_film_is_the_first_episode_of_the_evaluation_and_goes_to_tensorboard(capsys) -> None:
-    run = trained("Drawn", "logger=tensorboard")
+    run = trained("Drawn", "logger=tensorboard", "env.step_timeout=60")
     filmed = film_run(run, which="last")
     assert filmed.film.steps == STEPS
     assert filmed.film.score == evaluate_run(run, episodes=3, which="last").returns[0]

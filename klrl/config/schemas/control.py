@@ -41,6 +41,8 @@ class EnvConfig(ChoiceConfig):
     reward_scale: Positive = 1.0  # the learner gets (reward minus penalty) times this
     #: true: for the learner only, divide the reward by the running std of the discounted rewards
     normalize_reward: bool = setting(False, added=True)
+    #: seconds; the run fails if one step of all copies takes longer than this; null = no limit
+    step_timeout: Positive | None = setting(None, added=True)
     #: Gymnasium wrappers of each copy, innermost first: [Name, {target: module:Name, args: {x: 1}}]
     wrappers: list[Wrapper] = setting([], added=True, own=True)
     #: the keys of a Dict observation to use, as in [image, direction]

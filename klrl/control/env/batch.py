@@ -16,10 +16,10 @@ import gymnasium
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from klrl.base.errors import ConfigError, first_line
+from klrl.base.errors import first_line
 from klrl.control.env.contract import wrappers_of
-from klrl.control.env.simulators import Array, Copies
 
+Array = np.ndarray
 #: Package of an entry point -> the module with its batches, and their part of the time, in words.
 _MODULES = {
     "gymnasium.envs.mujoco": ("klrl.control.env.mujoco_batch", "2/3"),
@@ -31,35 +31,6 @@ _MODULES = {
 _STEPS, _LIMITS = 256, (16, 200)
 #: Specs of environments whose batch has passed the comparison in this process.
 _compared: set[str] = set()
-
-
-def simulators_of(
-    setting: str,
-    make: Callable[[], gymnasium.Env],
-    first: gymnasium.Env,
-    count: int,
-    flat: Callable[[gymnasium.Env], gymnasium.Env],
-    *,
-    batch: bool,
-    threads: int | None = None,
-) -> Copies:
-    """Make ``count`` copies of ``first``, which ``make`` made; a batch of them if possible.
-
-    ``setting`` names the environment in errors. ``flat`` makes an environment's observations flat.
-    ``batch``: whether a batch may step them, which requires equal copies; on so many ``threads``.
-    """
-    stepped = f"{count} copies one by one" if count > 1 else "one copy"
-    made = batch_of(make, first, count, threads) if batch and count > 1 else ""
-    if not isinstance(made, str):
-        # A batch needs only one environment, which is reset in turn for each copy.
-        return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)
-    stepped += f" ({made})" if made else ""
-    copies = [first, *(make() for _ in range(count - 1))]
-    if len({id(copy.unwrapped) for copy in copies}) < count:
-        raise ConfigError(
-            f"{setting}: gives two copies the same environment; make a new one per call"
-        )
-    return Copies([flat(copy) for copy in copies], stepped)
 
 
 def batch_of(
@@ -89,8 +60,7 @@ def batch_of(
             if (known := repr(env.spec)) not in _compared:
                 limits = np.minimum(np.resize(_LIMITS, kind.compared), limit)
                 own = [TimeLimit(make(), int(each)) for each in limits]
-                tried = kind(env.unwrapped, len(own), limits)
-                why = _difference(BatchedCopies([env] * len(own), "", tried), Copies(own, ""))
+                why = _difference(kind(env.unwrapped, len(own), limits), env, own)
             batch = kind(env.unwrapped, count, limit, threads)
     except Exception as error:  # MuJoCo may be too old, or a Batch may refuse the model
         why = f"a batch raises an error: {first_line(error)}"
@@ -100,25 +70,30 @@ def batch_of(
     return batch
 
 
-def _difference(batched: Copies, single: Copies) -> str:
-    """Describe where the batch's steps first differ from Gymnasium's; empty if they do not."""
-    space, seeds = single.action_space, iter(range(single.count * (_STEPS + 1)))
+def _difference(batch: Batch, env: gymnasium.Env, own: Sequence[gymnasium.Env]) -> str:
+    """Describe where the batch's steps first differ from those of ``own``; empty if they do not."""
+    results = np.zeros((len(own), *env.observation_space.shape)), *np.zeros((3, len(own)))
+    space, seeds = env.action_space, iter(range(len(own) * (_STEPS + 1)))
     box = isinstance(space, gymnasium.spaces.Box)
     low, high = (space.low, space.high) if box else (0, space.n - 1)
     space.seed(0)
-    ended: Array | None = None
+    ended = [True] * len(own)
     for step in range(1, _STEPS + 1):
-        drawn = [next(seeds) for _ in single.envs]
-        for each in (batched, single):
-            each.reset(ended, drawn)
-        actions = np.array([space.sample() for _ in single.envs])
-        faster = single.rows["seen"][1::2, -1:] > 0
-        actions[1::2] = np.where(faster, high, low).reshape(actions[1::2].shape)
-        for each in (batched, single):
-            each.step(actions)
-        if batched.rows.tobytes() != single.rows.tobytes():
-            return f"a batch differs from Gymnasium in step {step}"
-        ended = single.rows["ends"].max(1)
+        for i, each in enumerate(own):
+            if ended[i]:
+                seed = next(seeds)
+                each.reset(seed=seed)
+                results[0][i] = env.reset(seed=seed)[0]
+                batch.begin(i)
+        actions = np.array([space.sample() for _ in own])
+        actions[1::2] = np.where(results[0][1::2, -1:] > 0, high, low).reshape(actions[1::2].shape)
+        batch.step(actions, None, results)
+        for i, each in enumerate(own):
+            expected = each.step(actions[i])[:4]
+            ended[i] = expected[2] or expected[3]
+            for mine, theirs in zip(results, map(np.asarray, expected), strict=True):
+                if mine[i].astype(theirs.dtype).tobytes() != theirs.tobytes():
+                    return f"a batch differs from Gymnasium in step {step}"
     return ""
 
 
@@ -162,17 +137,3 @@ class Batch(ABC):
     @abstractmethod
     def _advance(self, actions: Array, mask: Array | None) -> tuple[Sequence[Array], Array, Array]:
         """Step; return the parts [N, ...] of the observation, the reward and terminated [N]."""
-
-
-class BatchedCopies(Copies):
-    """Copies of a task that step as one batch; all ``envs`` are one environment, for resets."""
-
-    def __init__(self, envs: Sequence[gymnasium.Env], stepped: str, batch: Batch) -> None:
-        super().__init__(envs, stepped)
-        self._batch = batch
-
-    def _begin(self, copy: int) -> None:
-        self._batch.begin(copy)
-
-    def _step(self, action: Any, mask: Array | None) -> None:
-        self._batch.step(action, mask, self._results)

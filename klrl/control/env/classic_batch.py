@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from klrl.control.env.batch import Batch
-from klrl.control.env.simulators import Array
+from klrl.control.env.batch import Array, Batch
 
 Parts = tuple[Sequence[Array], Array, Array]
 

@@ -103,6 +103,12 @@ def batch_conversion(space: Space) -> Callable[[np.ndarray], np.ndarray]:
     return lambda action: (action.reshape(-1, *shape) + first).astype(space.dtype)
 
 
+def conversion_note(space: Space) -> str | None:
+    """Describe the conversion of actions in a line for the user; None without a conversion."""
+    shown = " ".join(str(space).split())  # numpy's text may have line breaks
+    return None if conversion(space) is None else f"actions: {shown}, converted for the policy"
+
+
 # ---------------------------------------------------------------------------------------- results
 
 # Without these checks, numpy would broadcast a scalar to an observation, drop an imaginary part,

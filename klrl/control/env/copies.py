@@ -11,7 +11,6 @@ step, or 20 us with a single MuJoCo copy, to merge infos, which klrl does not ne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import FlattenObservation
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import (
     Binary,
@@ -31,23 +31,24 @@ from torchrl.data import (
 )
 from torchrl.envs import Compose, EnvBase, RewardSum, StepCounter, Transform, TransformedEnv
 
-from klrl.base.errors import FAULTS, EnvError, NonFiniteError, first_line
-from klrl.base.seeds import generators_kept
+from klrl.base.errors import FAULTS, EnvError, NonFiniteError
+from klrl.base.time_limit import TookTooLong, within
 from klrl.config import CONTROL, CustomEnvConfig, EnvConfig, factory
-from klrl.control.env.batch import simulators_of
-from klrl.control.env.contract import fault, require_picture, require_supported
-from klrl.control.env.episodes import Episodes, replayed
+from klrl.control.env.contract import (
+    conversion_note,
+    fault,
+    require_picture,
+    require_supported,
+)
+from klrl.control.env.episodes import Episodes, Say, replayed, why_unrepeatable
 from klrl.control.env.gym_make import make_gym, make_one
-from klrl.control.env.observation import Layout, layout_of, make_flat
-from klrl.control.env.simulators import Copies, Native, Results, functions, native
+from klrl.control.env.observation import Layout, Packed, flattened, layout_of
+from klrl.control.env.simulators import Copies, Native, Results, functions, native, simulators_of
 
 if TYPE_CHECKING:
     from klrl.control.env.library import Library
 
 T = TypeVar("T")
-Make = Callable[[], gymnasium.Env]
-Say = Callable[[str], None]
-Shown = list[list[np.ndarray]]
 
 #: What the user reads about simulators of which a process has one.
 ONCE = (
@@ -64,9 +65,17 @@ class VectorGymEnv(EnvBase):
     float32 [N, A] for Box, int64 [N] for Discrete, int64 [N, M] for MultiDiscrete and MultiBinary.
     Box actions are clipped to the bounds. ``reward, done, terminated, truncated`` are [N, 1].
 
-    ``make`` makes a copy, by default ``gymnasium.make`` of the id, or all simulators. ``setting``
-    names the environment in errors. With ``batch``, which requires equal copies, a batch may step
-    them.
+    Args:
+        env_id: a Gymnasium id.
+        num_envs: the number of copies, N.
+        kwargs: arguments of ``gymnasium.make``.
+        seed: the seed of all episodes, see :meth:`Simulators.seed`.
+        step_timeout: seconds that a step or a reset of all copies may take; None sets no limit.
+        make: a function that makes a copy, default ``gymnasium.make`` of the id; or all simulators.
+        setting: the name of the environment in errors; default ``env.id=...``.
+        action_mask, channels: the values of ``env.action_mask`` and ``env.channels``.
+        batch: whether a batch may step the copies, which requires equal copies.
+        threads: the value of ``env.threads``.
     """
 
     def __init__(
@@ -76,6 +85,7 @@ class VectorGymEnv(EnvBase):
         *,
         kwargs: Mapping[str, object] | None = None,
         seed: int = 0,
+        step_timeout: float | None = None,
         make: Callable[[], gymnasium.Env | Library] | None = None,
         setting: str | None = None,
         action_mask: str = "auto",
@@ -92,8 +102,9 @@ class VectorGymEnv(EnvBase):
         self._setting = setting or f"env.id={env_id}"
         spaces = first.observation_space, first.action_space
         self.layout = layout_of(self._setting, *spaces, action_mask, channels)
-        #: Lines for the user about the simulators.
-        self.notes = [] if self.layout is None else [self.layout.line]
+        seen = flattened(spaces[0]) if self.layout is None else self.layout.line
+        #: Lines for the user about the conversion of observations and actions.
+        self.notes = [line for line in (seen, conversion_note(spaces[1])) if line is not None]
         self.simulators: Copies | Library
         if not isinstance(first, gymnasium.Env):
             self.simulators, self._make = first, lambda: _prepared(make(), self.layout)
@@ -101,15 +112,18 @@ class VectorGymEnv(EnvBase):
             if first.once:
                 self.notes.append(ONCE)
         else:
-            flat, batch = partial(make_flat, layout=self.layout), batch and self.layout is None
+            flat, batch = partial(_make_flat, layout=self.layout), batch and self.layout is None
             how = (self._setting, make, first, num_envs, flat)
             self.simulators = simulators_of(*how, batch=batch, threads=threads)
             # Trial steps see the numbers before their conversion to float32.
-            self._make = lambda: make_flat(make(), self.layout and replace(self.layout, dtype="f8"))
+            self._make = lambda: _make_flat(
+                make(), self.layout and replace(self.layout, dtype="f8")
+            )
         self.seed_episodes(seed)
         #: The dtype of stored observations.
         self.observation_dtype = np.dtype("float32" if self.layout is None else self.layout.dtype)
         self._set_specs()
+        self._step_timeout = step_timeout
         self._saves = isinstance(self.simulators, Copies)  # a library's: if a comparison says so
         self._steps = 0  # the number of steps so far, for error messages
 
@@ -159,10 +173,15 @@ class VectorGymEnv(EnvBase):
     def _call(self, call: Callable[[], T], what: str) -> T:
         """Call a function of the simulators; raise any failure as an EnvError of one line."""
         try:
-            return call()
+            return within(self._step_timeout, call)
+        except TookTooLong:
+            limit = f"env.step_timeout={self._step_timeout:g}"
+            raise EnvError(f"{self._where(what)} took longer than {limit} s") from None
         except FAULTS as error:  # an environment may raise anything
-            where = f"{what} {self._steps}{self.simulators.place()}"
-            raise EnvError(f"{self._setting}: {where}: {fault(error)}") from error
+            raise EnvError(f"{self._where(what)}: {fault(error)}") from error
+
+    def _where(self, what: str) -> str:
+        return f"{self._setting}: {what} {self._steps}{self.simulators.place()}"
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: object) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
@@ -238,7 +257,7 @@ class VectorGymEnv(EnvBase):
             self._saves = not why
         elif kept.episodes is not None:
             return ""
-        elif not (why := why_unrepeatable(self._make, say)):
+        elif not (why := why_unrepeatable(self._make, self._step_timeout, say, self.layout)):
             kept.episodes = Episodes(kept.rows)
         return why
 
@@ -278,6 +297,15 @@ def _prepared(made: gymnasium.Env | Library, layout: Layout | None) -> Library:
     return made
 
 
+def _make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
+    if layout is not None:
+        return Packed(env, layout)
+    space = env.observation_space
+    if isinstance(space, gymnasium.spaces.Box) and len(space.shape) == 1:
+        return env
+    return FlattenObservation(env)
+
+
 def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     """Make the spec of the flat actions [N, ...], see :mod:`klrl.control.env.contract`."""
     spaces = gymnasium.spaces
@@ -295,87 +323,6 @@ def _action_spec(space: gymnasium.Space, n: int) -> TensorSpec:
     bounds = (np.tile(x.reshape(-1), (n, 1)) for x in (space.low, space.high))
     low, high = (torch.as_tensor(x, dtype=torch.float32) for x in bounds)
     return Bounded(low, high, shape=(n, size), dtype=torch.float32)
-
-
-# ------------------------------------------------------------------------ repeatable episodes
-
-#: Steps that one copy plays before the comparison, and most steps of a compared episode.
-_PAST, _COMPARED = 40, 24
-_STATE = "; it keeps state across resets, which the new copies of an evaluation lack"
-
-
-def why_unrepeatable(make: Make, say: Say = lambda _: None) -> str:
-    """Return the reason why seed and actions do not determine an episode; empty if they do.
-
-    Plays one of two copies, then compares the results of both to the byte. The copies step in turn,
-    which also detects draws from a shared generator. Global generators are restored. A replay
-    fails if state survives a seeded reset, such as a wrapper's running mean.
-
-    ``say`` gets a line if seeds change nothing, or if float32 loses changes of an observation.
-    """
-    difference = partial(_difference, make)
-    try:
-        with generators_kept(), np.errstate(all="ignore"):
-            shown: Shown = []
-            why = difference(_PAST, shown)
-            _say_coarse(shown, say)
-            unlike = (difference(0, [], shift) for shift in range(1, 7))
-            if (why or (np.ptp(shown[-1], 0) == 0).all()) and not any(unlike):
-                say(
-                    "episodes: copies with seven different seeds begin the same one, given equal "
-                    "actions; for chance, call super().reset(seed=seed), and use self.np_random"
-                )
-            # If even two new copies differ, the cause is draws from elsewhere, not state.
-            return why + _STATE * bool(why and not difference(0, []))
-    except Exception as error:  # an environment may raise anything
-        return f"a second copy of the environment raises an error: {first_line(error)}"
-
-
-def _difference(make: Make, past: int, shown: Shown, shift: int = 0) -> str:
-    """Say how a copy that has played ``past`` steps differs from a new one; empty if equal.
-
-    ``shown`` gets the observations of past episodes; ``shift`` is added to the new copy's seeds.
-    """
-    with closing(Copies([make()], "")) as played, closing(Copies([make()], "")) as fresh:
-        rng, seen, ended = np.random.default_rng(0), played.rows["seen"], True
-        for _ in range(past):
-            if ended:
-                played.reset(None, [0])
-                shown.append([])
-            shown[-1].append(seen[0].copy())
-            played.step(played.draw(seen, rng))
-            ended = bool(played.rows["ends"].any())
-        shown.append([played.reset(None, [seed])[0].copy() for seed in range(past and 3)])
-        for seed in (1, 2):  # at the second seed, ``fresh`` has played too
-            played.reset(None, [seed])
-            if seen.tobytes() != fresh.reset(None, [seed + shift]).tobytes():
-                return "after the same seeded reset, a used copy differs from a new one"
-            for step in range(1, _COMPARED + 1):
-                action = played.draw(seen, rng)
-                for each in (played, fresh):
-                    each.step(action)
-                if played.rows.tobytes() != fresh.rows.tobytes():
-                    return f"two copies with the same seed and actions differ in step {step}"
-                if played.rows["ends"].any():
-                    break
-        return ""
-
-
-def _say_coarse(episodes: Shown, say: Say) -> None:
-    """Name a number of observations [D] whose changes float32 loses, unless it comes to rest."""
-    for numbers in (np.array(episode, np.float64) for episode in episodes):
-        steps = np.spacing(np.abs(numbers).max(0).astype(np.float32))
-        changes, kept = (np.abs(np.diff(x, axis=0)) for x in (numbers, numbers.astype(np.float32)))
-        moved = changes > 1e-6 * steps  # smaller ones are the simulator's own rounding
-        lost = 4 * (moved & (kept == 0)).sum(0) > moved.sum(0)
-        if (lost := lost & (np.ptp(numbers, 0) < 1000 * steps)).any():
-            i = int(lost.argmax())
-            say(
-                f"observation: number {i} is about {numbers[0, i]:g} and changes by up to "
-                f"{changes[:, i].max():.3g}, but float32 has steps of {steps[i]:g} there; subtract "
-                "a constant from it by a wrapper, as in env.wrappers=[module:Wrapper]"
-            )
-            break
 
 
 # ------------------------------------------------------------------- the environment of a setting
@@ -399,6 +346,7 @@ def gym(config: EnvConfig, *, seed: int, num_envs: int | None, device: str) -> V
         config.id,
         num_envs or config.num_envs,
         seed=seed,
+        step_timeout=config.step_timeout,
         make=lambda: make_one(config, num_envs, device),
         setting=config.named,
         action_mask=config.action_mask,

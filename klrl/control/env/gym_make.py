@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.wrappers import FilterObservation
 
-from klrl.base.errors import ConfigError
+from klrl.base.errors import ConfigError, first_line
 from klrl.config import CustomEnvConfig, EnvConfig, OwnPart
 from klrl.config.own import PartError, config_errors, make_own
 from klrl.config.own.find import arguments, import_target
@@ -61,7 +61,15 @@ def _in_wrapper(env: gymnasium.Env, setting: str, part: OwnPart) -> gymnasium.En
         # Gymnasium's wrappers require tuples, but YAML only has lists.
         args = {key: tuple(v) if isinstance(v, list) else v for key, v in part.args.items()}
         part = replace(part, args=args)
-    wrapped: gymnasium.Env = make_own(setting, part, {"env": env}, gymnasium.Env, _WRAPPED)
+    try:
+        wrapped: gymnasium.Env = make_own(setting, part, {"env": env}, gymnasium.Env, _WRAPPED)
+    except ConfigError as error:
+        cause = error.__cause__
+        if isinstance(cause, gymnasium.error.DependencyNotInstalled):
+            raise ConfigError(
+                f"{setting}: {part.target}: {first_line(cause)}; pip install 'klrl[pixels]'"
+            ) from cause
+        raise
     return wrapped
 
 
@@ -78,7 +86,7 @@ def _bare(config: EnvConfig, num_envs: int, device: str) -> gymnasium.Env | Libr
     made: Any = make()
     with config_errors("env", config):  # reading TorchRL's specs may fail
         if isinstance(made, gymnasium.vector.VectorEnv):
-            from klrl.control.env.library import GymVector
+            from klrl.control.env.gym_vector import GymVector
 
             return GymVector(config.named, made)
         if "torchrl.envs" in sys.modules:  # else ``made`` cannot be a TorchRL environment

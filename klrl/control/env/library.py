@@ -1,11 +1,11 @@
-"""Simulators of other libraries, which step together, and those of ``gymnasium.vector``.
+"""Simulators of other libraries, which step together: what their kinds have in common.
 
-:mod:`klrl.control.env.torchrl_batch` has TorchRL's. Imports no torch.
+:mod:`klrl.control.env.gym_vector` has the kind of ``gymnasium.vector``, and
+:mod:`klrl.control.env.torchrl_batch` TorchRL's. Imports no torch.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
 
 from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
 from klrl.config import EnvConfig
-from klrl.control.env.contract import Misfit, batch_conversion
+from klrl.control.env.contract import Misfit
 from klrl.control.env.observation import Layout, ObservationPart, entry_of, entry_value
-from klrl.control.env.simulators import Array, Native, Results, Simulators, functions
+from klrl.control.env.simulators import Array, Native, Simulators, functions, on_host
 
 
 class Library(Simulators):
@@ -62,6 +61,7 @@ class Library(Simulators):
             )
         for setting, given, remedy in (
             ("wrappers", config.wrappers, "wrap them in the function"),
+            ("step_timeout", config.step_timeout, "drop it"),
             ("action_mask", config.action_mask == "info", "show action_mask in the observation"),
         ):
             if given:
@@ -111,6 +111,33 @@ class Library(Simulators):
 
     def close(self) -> None:
         """Keep what may exist once in a process; Python frees it with its last reference."""
+
+    def draw(self, seen: Native, rng: np.random.Generator) -> Array:
+        """Draw actions, as the policy's, that the masks in ``seen`` [N, D] allow."""
+        space, n = self.action_space, self.count
+        if isinstance(space, spaces.Box):
+            low, high = (bound.reshape(-1).clip(-1, 1) for bound in (space.low, space.high))
+            return rng.uniform(low, high, (n, len(low))).astype(np.float32)
+        if isinstance(space, spaces.MultiBinary):
+            return rng.integers(0, 2, (n, int(np.prod(space.shape))))
+        counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1)
+        masked = self.layout is not None and self.layout.masked
+        allowed = on_host(seen[:, -masked:]) if masked else np.ones((n, sum(counts)))
+        parts = np.split(
+            (allowed != 0) * (1 - rng.random(allowed.shape)), np.cumsum(counts)[:-1], 1
+        )
+        drawn = np.stack([part.argmax(1) for part in parts], 1)
+        return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
+
+    def trial(self) -> None:
+        """Reset and step all simulators once; raise a Misfit if the results do not fit."""
+        seen = self.reset(None)
+        after, reward, *_ = self.step(self.draw(seen, np.random.default_rng(0)))
+        shown = zip(("observation", "observation", "reward"), (seen, after, reward), strict=True)
+        for name, value in ((name, on_host(each)) for name, each in shown):
+            if not np.isfinite(value).all():
+                wrong = np.flatnonzero(~np.isfinite(value.reshape(self.count, -1)).all(1))
+                raise Misfit(f"{name} of copy {wrong[0]} is not finite")
 
     def why_anew(self, again: Callable[[], Any]) -> str:
         """Return why a resume cannot continue the episodes; empty if it can.
@@ -174,98 +201,3 @@ def _rows(value: object, entry: ObservationPart) -> Native:
 @cache
 def _range(entry: ObservationPart, xp: Any, device: Any) -> tuple[Native, Native]:
     return tuple(xp.asarray(each, device=device) for each in (entry.starts, entry.counts))
-
-
-# ------------------------------------------------------------------------------ gymnasium.vector
-
-
-class GymVector(Library):
-    """A ``gymnasium.vector.VectorEnv``, or another environment with its interface.
-
-    A library resets a copy in the step that ends its episode (SAME_STEP), in the next step
-    (NEXT_STEP), or when it is told to (DISABLED). klrl needs the last observation of the old
-    episode, the first of the new one, and no step in between: the first mode gives both, and
-    DISABLED by ``reset_mask``. NEXT_STEP spends a step on the reset, unless ``reset`` takes the ids
-    of copies, as EnvPool's does.
-    """
-
-    def __init__(self, setting: str, env: VectorEnv) -> None:
-        spaces = env.single_observation_space, env.single_action_space
-        super().__init__(setting, env, env.num_envs, spaces, env.unwrapped)
-        mode = env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if not isinstance(mode, AutoresetMode):
-            raise ConfigError(
-                f"{setting}: its metadata has autoreset_mode={mode!r}; give a member of "
-                "gymnasium.vector.AutoresetMode"
-            )
-        self._ids = "env_id" in inspect.signature(env.reset).parameters
-        self._same_step = mode is AutoresetMode.SAME_STEP
-        if mode is AutoresetMode.NEXT_STEP and not self._ids:
-            raise ConfigError(
-                f"{setting}: returned a {type(env).__name__} that spends a step on each reset "
-                "(AutoresetMode.NEXT_STEP); build it with autoreset_mode=SAME_STEP"
-            )
-        self._converted = batch_conversion(env.single_action_space)
-        self.stepped = f"{self.count} copies in a {type(env).__name__}"
-        self.longest_episode = getattr(env.spec, "max_episode_steps", None)
-        self.pictures_per_second = float(env.metadata.get("render_fps", 30))
-        self._seen: Array = np.empty(0)  # the running episodes' observations
-
-    def _begin(self, seed: int) -> Array:
-        # EnvPool's seeds are arguments of envpool.make.
-        how = {} if self._ids else {"seed": seed}
-        self._seen = self._packed(self.env.reset(**how)[0])
-        return self._seen
-
-    def _reset(self, mask: Array) -> Array:
-        if self._ids:
-            begun = self._packed(self.env.reset(np.flatnonzero(mask).astype(np.int32))[0])
-            self._seen = self._seen.copy()
-            self._seen[mask] = begun
-        elif not self._same_step:
-            kept = self._seen[~mask].copy()
-            self._seen = self._packed(self.env.reset(options={"reset_mask": mask.copy()})[0])
-            if (self._seen[~mask] != kept).any():
-                raise Misfit('reset(options={"reset_mask": ...}) changed copies outside the mask')
-        return self._seen
-
-    def step(self, action: Array, mask: Array | None = None) -> Results:
-        """Step all copies."""
-        seen, *told, info = self.env.step(self._converted(action))
-        reward, terminated, truncated = map(np.asarray, told)
-        named = {"reward": reward, "terminated": terminated, "truncated": truncated}
-        for name, value in named.items():
-            if value.shape != (self.count,):
-                raise Misfit(f"{name} has shape {value.shape}; one per copy is expected")
-            if name != "reward" and value.dtype != bool:
-                raise Misfit(f"{name} has {value.dtype}; bool is expected")
-        ended = terminated | truncated
-        after = self._seen = self._packed(seen, ended)
-        if self._same_step and ended.any():
-            after = self._last(after.copy(), info, ended)
-        return after, reward, terminated, truncated
-
-    def _last(self, after: Array, info: dict[str, Any], ended: Array) -> Array:
-        """Put the last observations of the ``ended`` episodes into ``after``, if they are known."""
-        last = info.get("final_obs")
-        self.final = self.final and last is not None
-        if isinstance(last, np.ndarray) and last.dtype == object:  # Gymnasium's: one per copy
-            for i in np.flatnonzero(ended):
-                after[i] = self._packed(_one(last[i]), np.ones(1, bool))[0]
-        elif last is not None:
-            after[ended] = self._packed(last, np.ones(self.count, bool))[ended]
-        return after
-
-    def render(self) -> object:
-        """Render the first copy."""
-        pictures = self.env.render()
-        return None if pictures is None else pictures[0]
-
-
-def _one(observation: Any) -> Any:
-    """Give an observation of one copy the first dimension [1]."""
-    if isinstance(observation, dict):
-        return {key: _one(value) for key, value in observation.items()}
-    if isinstance(observation, tuple):
-        return tuple(map(_one, observation))
-    return np.asarray(observation)[None]

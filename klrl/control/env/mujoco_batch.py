@@ -13,8 +13,7 @@ import mujoco
 import numpy as np
 import torch
 
-from klrl.control.env.batch import Batch
-from klrl.control.env.simulators import Array
+from klrl.control.env.batch import Array, Batch
 
 
 class MujocoBatch(Batch):

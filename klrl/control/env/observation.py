@@ -28,10 +28,9 @@ from typing import Any, TypeGuard
 import gymnasium
 import numpy as np
 from gymnasium import Space, spaces
-from gymnasium.wrappers import FlattenObservation
 
 from klrl.base.errors import ConfigError
-from klrl.control.env.contract import Misfit, require_observation
+from klrl.control.env.contract import Misfit, conversion, require_observation
 
 #: Keys of a Dict and indices of a Tuple, from the outermost inwards.
 Path = tuple[str | int, ...]
@@ -40,6 +39,8 @@ Info = dict[str, object]
 MASK = "action_mask"
 #: The kinds of entries, in the order of a transport.
 KINDS = ("vector", "index", "image", "mask")
+#: The largest number of values that float32, in which minibatches are packed, tells apart.
+_MOST = 2**24
 #: The largest length of a one-hot observation; beyond it a number is read by an embedding.
 _MOST_ONE_HOT = 4096
 #: The largest value of a picture's pixel; an image with another largest value is a board.
@@ -200,11 +201,29 @@ class Layout:
         return f"observation, by key: {self.names}"
 
 
+def any_action(layout: Layout | None, space: Space, seen: Any, rng: np.random.Generator) -> object:
+    """Draw an action of a space; ``rng`` draws one that the mask of a transport allows."""
+    if layout is None or not layout.masked:
+        return space.sample()
+    allowed = np.split(seen[-layout.masked :], np.cumsum(layout.entries[-1].counts)[:-1])
+    drawn = np.array([[rng.choice(np.flatnonzero(choice)) for choice in allowed]])
+    rows = drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
+    convert = conversion(space)
+    return next(iter(rows if convert is None else convert(rows)))
+
+
 def layout_of(
     setting: str, observation: Space, action: Space, mask: str = "auto", channels: str = "auto"
 ) -> Layout | None:
     """Make an observation's layout; None if it needs none. ``setting`` names the environment."""
     parts = dict(_leaves(observation, ()))
+    for space in (action, *parts.values()):
+        if np.max(getattr(space, "nvec", getattr(space, "n", 0))) > _MOST:
+            shown = " ".join(str(space).split())
+            raise ConfigError(
+                f"{setting}: the space {shown} has a number of over 2^24 values, which float32 "
+                "cannot tell apart; wrap the environment"
+            )
     from_info = mask == "info"
     has_mask = (MASK,) in parts and mask == "auto"
     alone = parts.get(())  # the space itself, if it is neither a Dict nor a Tuple
@@ -267,6 +286,15 @@ def is_image(space: Space) -> TypeGuard[spaces.Box]:
     return len(space.shape) in (3, 4) or (len(space.shape) == 2 and int(space.high.max()) == 255)
 
 
+def flattened(space: Space) -> str | None:
+    """Describe how a space is flattened, in a line for the user; None for a 1-D Box."""
+    if isinstance(space, spaces.Box):
+        if len(space.shape) == 1:
+            return None
+        return f"observation: Box of shape {space.shape}, flat: {math.prod(space.shape)} numbers"
+    return f"observation: {space}, one-hot: {spaces.flatdim(space)} numbers"
+
+
 class Packed(gymnasium.Wrapper):
     """An environment whose observations are transports [D]."""
 
@@ -288,16 +316,6 @@ class Packed(gymnasium.Wrapper):
 
     def _mask(self, info: object) -> object:
         return info.get(MASK) if self.layout.from_info and isinstance(info, Mapping) else None
-
-
-def make_flat(env: gymnasium.Env, layout: Layout | None) -> gymnasium.Env:
-    """Pack the observations of an environment or, without a layout, flatten them."""
-    if layout is not None:
-        return Packed(env, layout)
-    space = env.observation_space
-    if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return env
-    return FlattenObservation(env)
 
 
 def _leaves(space: Space, path: Path) -> Iterator[tuple[Path, Space]]:

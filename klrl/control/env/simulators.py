@@ -1,7 +1,8 @@
 """The contract of N simulators that step together, and klrl's copies of a Gymnasium environment.
 
-:func:`klrl.control.env.batch.simulators_of` chooses how klrl steps its copies: as a batch, or one
-by one. Simulators of other libraries implement the same contract (:mod:`klrl.control.env.library`).
+:func:`simulators_of` chooses how klrl steps its copies: as a batch, if
+:func:`klrl.control.env.batch.batch_of` has one, else one by one. Simulators of other libraries
+implement the same contract (:mod:`klrl.control.env.library`).
 
 Imports no torch.
 """
@@ -10,28 +11,28 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import gymnasium
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import Space
 from gymnasium.wrappers import TimeLimit
 
+from klrl.base.errors import ConfigError
 from klrl.base.seeds import derived_seed
+from klrl.control.env.batch import Batch, batch_of
 from klrl.control.env.contract import (
     FLAGS,
     NUMBERS,
     REAL,
-    Misfit,
     conversion,
     require_flag,
     require_number,
     require_observation,
     wrappers_of,
 )
-from klrl.control.env.observation import Layout, Packed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,7 +77,6 @@ class Simulators(ABC):
         intact: whether the running episodes are those that this object began.
         stepped: how the simulators are stepped, in words.
         observation_space, action_space: the spaces of one simulator; observations are flat.
-        layout: how an observation is packed; None: a flat vector.
         longest_episode: steps after which a time limit ends an episode; None if none is declared.
         pictures_per_second: the frame rate for a film.
     """
@@ -84,7 +84,6 @@ class Simulators(ABC):
     count: int
     observation_space: Space
     action_space: Space
-    layout: Layout | None = None
     longest_episode: int | None = None
     pictures_per_second = 30.0
     device = "cpu"
@@ -125,34 +124,34 @@ class Simulators(ABC):
         """Name the simulator that is being stepped or reset, for errors; empty if unknown."""
         return ""
 
-    def draw(self, seen: Native, rng: np.random.Generator) -> Array:
-        """Draw actions, as the policy's, that the masks in ``seen`` [N, D] allow."""
-        space, n = self.action_space, self.count
-        if isinstance(space, spaces.Box):  # from a width of 2 at most, within -1 .. 1 if it can be
-            low, high = space.low.reshape(-1), space.high.reshape(-1)
-            low = np.maximum(low, np.minimum(high, 1) - 2)
-            high = np.minimum(high, low + 2)
-            return rng.uniform(low, high, (n, len(low))).astype(np.float32)
-        if isinstance(space, spaces.MultiBinary):
-            return rng.integers(0, 2, (n, int(np.prod(space.shape))))
-        counts = [int(space.n)] if isinstance(space, spaces.Discrete) else space.nvec.reshape(-1)
-        masked = self.layout is not None and self.layout.masked
-        allowed = on_host(seen[:, -masked:]) if masked else np.ones((n, sum(counts)))
-        parts = np.split(
-            (allowed != 0) * (1 - rng.random(allowed.shape)), np.cumsum(counts)[:-1], 1
-        )
-        drawn = np.stack([part.argmax(1) for part in parts], 1)
-        return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
-    def trial(self) -> None:
-        """Reset and step all simulators once; raise a Misfit if the results do not fit."""
-        seen = self.reset(None)
-        after, reward, *_ = self.step(self.draw(seen, np.random.default_rng(0)))
-        shown = zip(("observation", "observation", "reward"), (seen, after, reward), strict=True)
-        for name, value in ((name, on_host(each)) for name, each in shown):
-            if not np.isfinite(value).all():
-                wrong = np.flatnonzero(~np.isfinite(value.reshape(self.count, -1)).all(1))
-                raise Misfit(f"{name} of copy {wrong[0]} is not finite")
+def simulators_of(
+    setting: str,
+    make: Callable[[], gymnasium.Env],
+    first: gymnasium.Env,
+    count: int,
+    flat: Callable[[gymnasium.Env], gymnasium.Env],
+    *,
+    batch: bool,
+    threads: int | None = None,
+) -> Copies:
+    """Make ``count`` copies of ``first``, which ``make`` made; a batch of them if possible.
+
+    ``setting`` names the environment in errors. ``flat`` makes an environment's observations flat.
+    ``batch``: whether a batch may step them, which requires equal copies; on so many ``threads``.
+    """
+    stepped = f"{count} copies one by one" if count > 1 else "one copy"
+    made = batch_of(make, first, count, threads) if batch and count > 1 else ""
+    if not isinstance(made, str):
+        # A batch needs only one environment, which is reset in turn for each copy.
+        return BatchedCopies([flat(first)] * count, f"{count} copies in one batch", made)
+    stepped += f" ({made})" if made else ""
+    copies = [first, *(make() for _ in range(count - 1))]
+    if len({id(copy.unwrapped) for copy in copies}) < count:
+        raise ConfigError(
+            f"{setting}: gives two copies the same environment; make a new one per call"
+        )
+    return Copies([flat(copy) for copy in copies], stepped)
 
 
 class Copies(Simulators):
@@ -163,7 +162,6 @@ class Copies(Simulators):
     def __init__(self, envs: Sequence[gymnasium.Env], stepped: str) -> None:
         self.envs, self.count, self.stepped = envs, len(envs), stepped
         self.observation_space, self.action_space = envs[0].observation_space, envs[0].action_space
-        self.layout = envs[0].layout if isinstance(envs[0], Packed) else None
         limits = (each for each in wrappers_of(envs[0]) if isinstance(each, TimeLimit))
         self.longest_episode = min((int(each._max_episode_steps) for each in limits), default=None)
         self.pictures_per_second = float(envs[0].metadata.get("render_fps", 30))
@@ -261,3 +259,17 @@ class Copies(Simulators):
     def place(self) -> str:
         """Name the copy that is being stepped or reset."""
         return f" of copy {self._at}"
+
+
+class BatchedCopies(Copies):
+    """Copies of a task that step as one batch; all ``envs`` are one environment, for resets."""
+
+    def __init__(self, envs: Sequence[gymnasium.Env], stepped: str, batch: Batch) -> None:
+        super().__init__(envs, stepped)
+        self._batch = batch
+
+    def _begin(self, copy: int) -> None:
+        self._batch.begin(copy)
+
+    def _step(self, action: Any, mask: Array | None) -> None:
+        self._batch.step(action, mask, self._results)

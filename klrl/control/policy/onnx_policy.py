@@ -20,7 +20,10 @@ class OnnxPolicy:
     The file has one input, observations [B, D], and the outputs ``logits`` [B, K], or ``loc`` and
     ``scale`` [B, A]. ``klrl export RUN policy.onnx`` writes such files.
 
-    ``digest``: the SHA-256 of the file. ``inputs``: the length D of an observation.
+    Args:
+        file: the file's path.
+        digest: the SHA-256 of the file.
+        inputs: the length D of an observation.
 
     Raises:
         ConfigError: no such file, a file with another digest or other outputs, a task whose

@@ -78,7 +78,11 @@ def learned_reward(
 ) -> Tensor:
     """Weight and scale a rollout's rewards [N, T, 1] for the learner, after the KL charge.
 
-    ``normalizer`` gives a second factor. Each call updates it, so call this once per rollout.
+    Args:
+        batch: a rollout; its recorded rewards are not changed.
+        config: the settings of the advantage; only ``reward_weight`` is read.
+        reward_scale: factor on the weighted reward.
+        normalizer: gives a second factor. Each call updates it, so call this once per rollout.
     """
     after = batch.get("next")
     charged = after.get("reward")

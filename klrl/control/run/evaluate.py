@@ -284,6 +284,8 @@ def film_trained(
 def _drawn(config: EnvConfig) -> VectorGymEnv:
     """Make an environment that renders; render it once as a check."""
     mode = {"render_mode": _MODE}
+    # With a limit, each picture has its own thread, but OpenGL draws only in the first one's.
+    config = replace(config, step_timeout=None)
     if isinstance(config, CustomEnvConfig):
         drawing: EnvConfig = replace(config, args={**config.args, **mode})
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from gymnasium import Space, spaces
 
 from klrl.base.errors import ConfigError, first_line, with_line
 from klrl.base.text import warn
+from klrl.base.time_limit import TookTooLong, within
 from klrl.config import (
     CONTROL,
     ActorConfig,
@@ -35,18 +37,21 @@ from klrl.control.env.contract import (
     action_signature,
     is_discrete,
     joint_actions,
+    require_flag,
+    require_number,
+    require_observation,
     require_supported,
 )
 from klrl.control.env.gym_make import make_one
 from klrl.control.env.observation import (
     MASK,
     Layout,
+    Packed,
+    any_action,
     check_images,
     layout_of,
-    make_flat,
     require_actor,
 )
-from klrl.control.env.simulators import Copies
 from klrl.runs.find import other_runs
 
 if TYPE_CHECKING:
@@ -94,6 +99,8 @@ def check_env(
     Returns the environment, closed.
     """
     copy = make_checked(env, device)
+    if isinstance(copy, gymnasium.Env):
+        _check_pictures(env, copy)
     space = copy.action_space
     discrete = is_discrete(space)
     require_supported(env.named, space)
@@ -116,6 +123,16 @@ def check_env(
             f"actor.init_std: has no effect: {env.named} has discrete actions; drop it"
         )
     return copy
+
+
+def _check_pictures(env: EnvConfig, copy: gymnasium.Env) -> None:
+    """Refuse a time limit for MuJoCo's pictures: OpenGL draws only in its context's thread."""
+    drawn = copy.render_mode is not None and hasattr(copy.unwrapped, "mujoco_renderer")
+    if drawn and env.step_timeout is not None:
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: MuJoCo would draw black pictures, since each "
+            "call has its own thread; drop it, or render_mode"
+        )
 
 
 def _check_distribution(env: EnvConfig, actor: ActorConfig, space: Space) -> None:
@@ -177,20 +194,31 @@ def _check_a_step(env: EnvConfig, copy: gymnasium.Env | Library, layout: Layout 
         if not isinstance(copy, gymnasium.Env):
             copy.prepare(layout)
             copy.trial()
-            return
-        simulators = Copies([make_flat(copy, layout)], "one copy")
-        try:
-            simulators.trial()
-        except ValueError as error:
-            if "to unpack" not in str(error):
-                raise
-            told = "step gives observation, reward, terminated, truncated, info"
-            raise Misfit(f"{error}: reset gives observation, info, and {told}") from error
-        _, info = copy.reset(seed=0)
-        simulators.close()
+        else:
+            _step_once(env, copy if layout is None else Packed(copy, layout), layout)
+
+
+def _step_once(env: EnvConfig, copy: gymnasium.Env, layout: Layout | None) -> None:
+    """Reset and step a copy, and check the results."""
+
+    def step() -> tuple[tuple[np.ndarray, object], object]:
+        reset = copy.reset(seed=0)
+        copy.action_space.seed(0)
+        # An environment may raise an error for an excluded action.
+        action = any_action(layout, copy.action_space, reset[0], np.random.default_rng(0))
+        after = copy.step(action)
+        copy.close()
+        return reset, after
+
+    reset, after = within(env.step_timeout, step)
+    if isinstance(env, CustomEnvConfig):
+        _check_results(copy.observation_space, reset, after)
+    space = copy.observation_space
+    if layout is None and isinstance(space, spaces.Box):
+        require_observation(reset[0], space.shape, dtype=space.dtype)
     masked = env.action_mask == "auto" and not (layout is not None and layout.masked)
     choices = isinstance(copy.action_space, spaces.Discrete | spaces.MultiDiscrete)
-    if masked and choices and isinstance(info, Mapping) and MASK in info:
+    if masked and choices and isinstance(reset[1], Mapping) and MASK in reset[1]:
         warn(
             f"actions: info has {MASK}, which env.action_mask=auto does not read; set "
             "env.action_mask=info, or none to ignore it"
@@ -202,6 +230,11 @@ def _refusing(env: EnvConfig) -> Iterator[None]:
     """Turn the failures of an environment's first step into a ConfigError."""
     try:
         yield
+    except TookTooLong:
+        raise ConfigError(
+            f"env.step_timeout={env.step_timeout:g}: the first step of {env.named} takes longer; "
+            "fix the environment, or raise the limit"
+        ) from None
     except Misfit as error:
         raise ConfigError(
             f"{env.named}: its first step: {error}; fix the environment, or a setting named here"
@@ -215,6 +248,28 @@ def _refusing(env: EnvConfig) -> Iterator[None]:
             f"{env.named} with {env.arguments}={env.kwargs}: its first step fails: "
             f"{with_line(error)}; {fix}"
         ) from error
+
+
+def _check_results(space: Space, reset: object, step: object) -> None:
+    """Require that the results of a custom environment fit its spaces."""
+    if not (isinstance(reset, tuple) and len(reset) == 2):
+        raise Misfit(f"reset returned {type(reset).__name__}; give observation, info")
+    if not (isinstance(step, tuple) and len(step) == 5):
+        raise Misfit(
+            f"step returned {type(step).__name__}; give observation, reward, terminated, "
+            "truncated, info"
+        )
+    for observation in (reset[0], step[0]):
+        if isinstance(space, spaces.Box):
+            require_observation(observation, space.shape)
+            if not np.isfinite(np.asarray(observation)).all():
+                raise Misfit("an observation is not finite")
+        elif not space.contains(observation):
+            raise Misfit(f"observation {observation!r:.60} is not in its space {space}")
+    if not math.isfinite(reward := require_number(step[1])):
+        raise Misfit(f"the first reward is {reward}; give finite numbers")
+    require_flag("terminated", step[2])
+    require_flag("truncated", step[3])
 
 
 def _check_id(env_id: str) -> None:
