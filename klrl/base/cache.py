@@ -109,7 +109,7 @@ def check_digest(path: Path) -> None:
     """
     _check_owner(path)
     _check_owner(_digest_path(path))
-    if _digest_path(path).read_text(encoding="utf-8").strip() != _sha256(path):
+    if _digest_path(path).read_bytes().strip() != _sha256(path).encode():
         raise Untrusted("it is damaged, its SHA-256 does not match")
 
 

@@ -222,7 +222,8 @@ def test_auto_is_decided_by_the_settings(settings) -> None:
     assert [decided(short), decided(long)] == ["false", "kernel"]
     assert decided(long, unfit=lambda: "masks") == "aot"
     assert decided(replace(long, threads=2)) == "aot", "the kernel has one thread"
-    assert decided(settings("frames=10_000_000", "collector.staleness=1")) == "aot"
+    for word in ("collector.staleness=1", "advantage.reward_weight=0"):
+        assert decided(settings("frames=10_000_000", word)) == "aot", word
     for mode in ("false", "jit", "aot"):
         assert decided(long, asked=mode) == mode
     assert [decided(long, gpu, mode) for mode in ("auto", "aot", "kernel")] == ["jit"] * 3

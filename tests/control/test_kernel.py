@@ -357,6 +357,8 @@ def test_a_library_is_built_once_for_a_compiler_and_a_processor(
     assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert kernel.library("one") == (path, True), "a damaged one is built again"
+    path.with_name(f"{path.name}.sha256").write_bytes(b"\xff")
+    assert kernel.library("one") == (path, True), "a digest that is no text is another digest"
     path.with_name(f"{path.name}.sha256").unlink()
     assert kernel.library("one") == (path, True), "one without its digest is built again"
 

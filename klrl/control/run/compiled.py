@@ -87,7 +87,10 @@ def decide(
     if requested != "auto":
         return requested
     steps, alone = config.gradient_steps, config.threads == 1  # the kernel uses one thread
-    if steps >= KERNEL_STEPS and alone and not config.reads_sampler and unfit() is None:
+    # Without rewards the critic's error is the kernel's rounding alone, which Adam would scale up.
+    rewarded = config.advantage.reward_weight > 0
+    known = alone and rewarded and not config.reads_sampler
+    if steps >= KERNEL_STEPS and known and unfit() is None:
         return "kernel"
     return "aot" if steps >= AUTO_STEPS else "false"
 
