@@ -7,6 +7,7 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
 
+from klrl.base.errors import ConfigError
 from klrl.base.screen import show
 from klrl.cli.wrapper import DONE, FAILED, Parser
 
@@ -16,6 +17,8 @@ _OF_LOSS = ("placement", "divergence", "scope", "stale", "seeds")
 def doctor_command(argv: list[str]) -> int:
     """Print a report; return 1 if it contains an error, else 0."""
     args = parser().parse_args(argv)
+    if args.loss is None:
+        raise ConfigError("klrl doctor: judges losses; add --loss mine.py:NAME")
     given = {name: getattr(args, name) for name in _OF_LOSS}
 
     from klrl.doctor.loss import examine_loss, report_text
@@ -39,7 +42,7 @@ def parser() -> Parser:
     parser.add_flag("--json", "print JSON instead of tables")
     loss = parser.add_argument_group("a custom loss (docs/doctor.md)")
     compared = "compare its gradient with the true one"
-    loss.add_argument("--loss", metavar="FILE.py:NAME", required=True, help=compared)
+    loss.add_argument("--loss", metavar="FILE.py:NAME", help=compared)
     where = (
         "where the KL is charged: in the loss (default), in loss and rewards (exact KL), or in the "
         "rewards alone (k1)"
