@@ -164,9 +164,7 @@ def separate(given: Sequence[Given], *, multirun: bool) -> Separated:
         if each.of_sweep and not multirun:
             raise ConfigError(f"{each}: only a sweep reads it; add -m, or drop it")
         if each.key == "sweep":
-            name, path = each.value, Path(each.value)
-            if not name or path.is_absolute() or {*name, *path.parts} & {",", "~", ".."}:
-                raise ConfigError(f"sweep={name}: give one name; its folder will be outputs/NAME")
+            name = _checked_name(each.value)
         elif each.key == ("hydra.sweep.dir" if multirun else "hydra.run.dir"):
             folder = None if each.value in ("", "null") else each.value
         elif each.key == "resume" and each.value not in ("", "null"):
@@ -179,13 +177,28 @@ def separate(given: Sequence[Given], *, multirun: bool) -> Separated:
         raise ConfigError(
             f"hydra.sweep.dir={folder}: sweep={name} sets the folder; drop one of the two"
         )
-    swept: dict[str, str] = {}
-    for each in job if multirun else ():
-        if each.key in swept:  # as in ``kl.coef=0.1,1 kl.coef=0.5``
+    if multirun:
+        _check_swept_once(job)
+    return Separated(name, folder, own, job)
+
+
+def _check_swept_once(given: Sequence[Given]) -> None:
+    """Refuse to set a swept key again, as in ``kl.coef=0.1,1 kl.coef=0.5``."""
+    swept: dict[str, str | None] = {}
+    for each in given:
+        if each.key in swept:
             raise ConfigError(f"{swept[each.key]} {each}: give {each.key} once")
         if each.parsed.is_sweep_override():
             swept[each.key] = each
-    return Separated(name, folder, own, job)
+
+
+def _checked_name(value: str) -> str:
+    path = Path(value)
+    if "," in value:
+        raise ConfigError(f"sweep={value}: give one name, without a comma")
+    if not value or path.is_absolute() or ".." in path.parts or value.startswith("~"):
+        raise ConfigError(f"sweep={value}: give a name; its folder will be outputs/NAME")
+    return value
 
 
 def expand(given: Sequence[Given]) -> list[list[Given]]:
