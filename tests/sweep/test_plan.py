@@ -70,7 +70,7 @@ def test_finished_jobs_are_told_from_those_to_run(capsys) -> None:
 
 @pytest.mark.integration
 def test_a_job_that_was_resumed_with_more_frames_says_so(capsys) -> None:
-    """Its learning rate decayed over fewer frames first."""
+    """Its learning rate decayed over fewer frames first; the report and diff say so, too."""
     assert exits("-m", "sweep=a", *QUICK, "seed=0") == 0
     assert exits("resume=outputs/a/job", "frames=256") == 0
     capsys.readouterr()
