@@ -113,7 +113,7 @@ def test_the_outcomes_are_those_of_the_runs() -> None:
         assert float(line[2]) == pytest.approx(chance, rel=0.05, abs=1e-12)
     (_, a_low, a_high), (_, b_low, _), (c, c_low, c_high) = found
     inside = ["inside" if a_low <= x <= a_high else "outside" for x in (1, 2)]
-    told = f"1 (a random walk) is {inside[0]} the interval, 2 (a drift) {inside[1]}"
+    told = f"1 (a random walk) is {inside[0]} the interval, 2 (a drift) is {inside[1]} it"
     words = [told, "unfit" if b_low > 0.1 else "not shown to be unfit", "open"]
     if max(abs(c_low), abs(c_high)) < math.log(1.05):
         words[2] = "equivalent"

@@ -77,7 +77,7 @@ def verdicts(a: Contrast, b: Contrast, c: Contrast) -> list[str]:
     equal = max(-c.low, c.high) < MARGIN
     superior = f"superior: the mask by {'the exact KL' if c.value > 0 else 'k3'}"
     return [
-        f"1 (a random walk) is {inside[0]} the interval, 2 (a drift) {inside[1]}",
+        f"1 (a random walk) is {inside[0]} the interval, 2 (a drift) is {inside[1]} it",
         "unfit" if b.low > 0.1 else "not shown to be unfit",
         superior if better else "equivalent" if equal else "open",
     ]
