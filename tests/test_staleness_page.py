@@ -26,19 +26,9 @@ def runs() -> dict:
     lines = [json.loads(line) for line in CELLS.read_text("utf-8").splitlines()]
     assert {line["commit"] for line in lines} == {"180b1e94191a"}
     found = {(line["arm"], line["lag"], line["seed"]): line for line in lines}
-    assert len(found) == len(lines)
+    assert len(found) == len(lines) == 120
     assert {seed for _, _, seed in found} <= set(range(200, 210))
     return found
-
-
-JUDGED = len(runs()) == 120
-judged = pytest.mark.skipif(not JUDGED, reason="the protocol judges once all runs have ended")
-
-
-@pytest.mark.skipif(JUDGED, reason="all runs have ended")
-def test_nothing_is_judged_before_all_runs_have_ended() -> None:
-    told = f"{len(runs())} of 120 runs have ended. A, B and C are not judged before all have."
-    assert block("answer") == block("outcomes") == told
 
 
 def block(name: str) -> str:
@@ -99,7 +89,6 @@ def primary(cells: dict) -> list[list[float]]:
     return [slopes, splits, ratios]
 
 
-@judged
 def test_the_outcomes_are_those_of_the_runs() -> None:
     of = primary(runs())
     found, lines = [interval(x) for x in of], rows("outcomes")
@@ -125,7 +114,6 @@ def test_the_outcomes_are_those_of_the_runs() -> None:
     assert all(word in text for word in words)
 
 
-@judged
 def test_the_answer_has_the_numbers_of_the_runs() -> None:
     cells = runs()
     a, b, c = (interval(x) for x in primary(cells))
