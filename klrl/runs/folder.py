@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from klrl import __version__
 from klrl.base import ranks
 from klrl.base.errors import ConfigError, first_line
 from klrl.base.files import make_folder, read_plain, refuse_link, replace_file, to_update
+from klrl.base.processor import processor
 from klrl.base.tables import LOADER, yaml_text
 from klrl.config import JobConfig
 from klrl.config.identity import identity
@@ -341,22 +341,6 @@ def _as_text(manifest: Manifest) -> str:
 def new_path(suffix: str = "") -> Path:
     """Return the path ``outputs/<now>`` + ``suffix``; do not make the folder."""
     return Path("outputs") / (datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f") + suffix)
-
-
-def processor() -> str:
-    """Name what decides how a run on a CPU rounds: the processor and its instructions, and BLAS.
-
-    Machines with one model name may differ in family, model and stepping.
-    """
-    import torch
-
-    info = Path("/proc/cpuinfo")
-    first = info.read_text("utf-8").partition("\n\n")[0] if info.exists() else ""
-    found = dict(re.findall(r"^(model name|cpu family|model|stepping)\s*: (.*)$", first, re.M))
-    name = found.pop("model name", platform.machine())
-    blas = "MKL" if torch.backends.mkl.is_available() else "no MKL"
-    used = (torch.backends.cpu.get_cpu_capability(), blas)
-    return ", ".join((name, *(f"{key} {value}" for key, value in found.items()), *used))
 
 
 def versions() -> dict[str, str]:

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from klrl.base.errors import ConfigError, NonFiniteError
+from klrl.base.processor import instructions
 from klrl.control.policy.distributions import Categorical, Normal, TanhNormalFamily
 from klrl.control.policy.networks import Agent, PolicyNet, ValueNet, mlp
 from klrl.control.run import compiled, kernel
-from klrl.control.run.compiled import choose, processor
+from klrl.control.run.compiled import choose
 from klrl.control.run.kernel import kernel_step
 from klrl.control.run.step import Adam, AdamSettings, Columns, StepParts, draw, pure_step
 from klrl.kl.charge import ReferenceKL
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(cxx() is None, reason="no C++ compiler")
 
 @pytest.fixture(scope="module")
 def library() -> Path:
-    return kernel.library(processor())[0]
+    return kernel.library(instructions())[0]
 
 
 class Case:
@@ -388,7 +389,7 @@ def test_a_kernel_that_cannot_be_made_ends_no_run(
     fault, settings, cache, quick_build, monkeypatch
 ) -> None:
     if fault == "writable":
-        kernel.library(processor())[0].parent.chmod(0o777)
+        kernel.library(instructions())[0].parent.chmod(0o777)
         why = "can be written by others (chmod go-w)"
     elif fault == "compiler":
         monkeypatch.setenv("CXX", shutil.which("false") or "false")

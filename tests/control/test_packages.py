@@ -187,7 +187,7 @@ def test_a_package_has_another_name_for_everything_that_matters(settings, monkey
         key("env=cartpole"),
         key(rows=16),
     ]
-    monkeypatch.setattr(compiled, "processor", lambda: "another")
+    monkeypatch.setattr(compiled, "instructions", lambda: "another")
     others.append(key())
     assert len({base, *others}) == len(others) + 1
 

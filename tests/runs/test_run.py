@@ -155,7 +155,7 @@ def test_the_commit_is_told_without_running_what_the_repository_names(named: str
 @pytest.mark.integration
 def test_the_processor_is_told_with_the_instructions_that_are_used() -> None:
     """A cell of docs/results/mujoco returns to the digit with AVX-512, and differs with AVX2."""
-    code = "from klrl.runs.folder import processor; print(processor())"
+    code = "from klrl.base.processor import processor; print(processor())"
 
     def told(**more: str) -> str:
         how = {"env": {**os.environ, **more}, "capture_output": True, "text": True}

@@ -44,6 +44,7 @@ from klrl.base.cache import (
 )
 from klrl.base.errors import first_line, in_one_line
 from klrl.base.files import replacing
+from klrl.base.processor import instructions
 from klrl.config import Config, OwnPart, RetrieveKLConfig
 from klrl.control.policy.networks import Agent
 from klrl.control.run.step import Step, StepParts, eager_step, input_layout, pure_step
@@ -194,7 +195,7 @@ def _kernel(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     from klrl.control.run import kernel
 
     assert all(x.is_contiguous() and x.dtype == torch.float32 for x in example)
-    path, built = kernel.library(processor())
+    path, built = kernel.library(instructions())
     how = f"compiled, stored in {path.parent} for later runs" if built else "found in the cache"
     return Prepared(kernel.kernel_step(problem, path), "kernel", f"update: kernel in C++, {how}")
 
@@ -217,7 +218,7 @@ def package_key(problem: StepParts, example: Sequence[Tensor]) -> str:
     parts = (
         torch.__version__,
         torch.get_num_threads(),
-        processor(),
+        instructions(),
         _sources(),
         type(problem.loss).__name__,
         {k: v for k, v in asdict(problem.loss.config).items() if k not in NOT_COMPILED},
@@ -311,14 +312,6 @@ def _torchs_own_warnings() -> Iterator[None]:
 
 def _copies(example: Sequence[Tensor]) -> list[Tensor]:
     return [value.detach().clone() for value in example]
-
-
-def processor() -> str:
-    """Describe the processor's model and instruction set, since a package is machine code."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    kept = {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-    return torch.backends.cpu.get_cpu_capability() + "".join(sorted(kept))
 
 
 def _sources() -> str:

@@ -10,10 +10,10 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import ProbabilisticTensorDictSequential
 
+from klrl.base.processor import instructions
 from klrl.base.seeds import derived_seed
 from klrl.config import Config
 from klrl.control.run import build
-from klrl.control.run.compiled import processor
 from klrl.control.run.kl import annotate, charge, measure
 from klrl.control.run.rollout import RunningEpisodes, described, make_rollout
 from klrl.kl.charge import KL_KEY, RAW_REWARD_KEY, ReferenceKL
@@ -65,7 +65,7 @@ class ControlParts(Parts):
         if before.get("compile") == "kernel" and self.device.type == "cpu":
             from klrl.control.run.kernel import require_library
 
-            require_library(processor())
+            require_library(instructions())
         self.learner = build.learner(config, self.agent, self.kl, mode)
 
     # ------------------------------------------------------------------------------ the steps
