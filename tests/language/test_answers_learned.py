@@ -165,7 +165,7 @@ def test_a_null_answer_is_none() -> None:
     assert parse_row({"messages": turns, "answer": None}, "row").row["answer"] == "2"
 
 
-def test_the_group_advantage_of_a_single_answer_is_0(job) -> None:
+def test_a_custom_loss_hears_that_the_advantage_of_a_single_answer_is_0(job) -> None:
     written()
     own = "loss.target=tests.language.test_answers_learned:Weighted"
     parts = Training(job(*sft(), "loss=custom", own)).parts
@@ -174,6 +174,8 @@ def test_the_group_advantage_of_a_single_answer_is_0(job) -> None:
     parts.estimate_advantage(batch)
     assert batch[SCORE].any()
     assert not batch["advantage"].any()
+    (line,) = (line for line in parts.preflight if line.startswith("loss=custom"))
+    assert "advantage=group gives 0" in line
 
 
 class Weighted(PolicyLoss):

@@ -364,3 +364,11 @@ def test_a_reward_function_of_trl_is_called_as_trl_calls_it() -> None:
     assert Reward("of_trl:part", 5.0)(PROMPTS, TEXTS).tolist() == expected
     chats = [Prompt([{"role": "user", "content": "?"}], {}, f"line {i}") for i in range(2)]
     assert Reward("of_trl:turns", 5.0)(chats, ["ab", "c"]).tolist() == [2.0, 1.0]
+
+
+def test_a_function_without_a_signature_is_called_as_it_is(monkeypatch, tmp_path) -> None:
+    """As some that are written in C or Rust."""
+    monkeypatch.chdir(tmp_path)
+    Path("native.py").write_text("score = max\n")
+    function = find_reward("native.py:score")
+    assert function([1], [2], [3]) == [3]

@@ -108,7 +108,7 @@ def find_reward(name: str) -> RewardFunction:
 
         return RewardModel(attribute, setting)
     function = named_in(setting, import_named(setting, module_name), module_name, attribute)
-    if "completions" in inspect.signature(function).parameters:
+    if "completions" in _parameters(function):
         return _of_trl(function)
     try:
         inspect.signature(function).bind([], [], [], **dict.fromkeys(requested_extras(function)))
@@ -117,7 +117,17 @@ def find_reward(name: str) -> RewardFunction:
             f"{setting}: cannot be called as {attribute}(prompts, responses, rows) ({error}); give "
             f"it these three arguments; it may also have {', '.join(EXTRAS)}"
         ) from error
+    except ValueError:
+        pass  # some functions written in C have no signature
     return function
+
+
+def _parameters(function: RewardFunction) -> Mapping[str, inspect.Parameter]:
+    """Return a function's parameters by name; some functions written in C declare none."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
 
 
 def _of_trl(function: RewardFunction) -> RewardFunction:
@@ -126,7 +136,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
     A function may name ``prompts``, ``completion_ids`` (with EOS) and fields of the rows; with
     ``**kwargs`` it gets all. Completions of conversations are conversations of one turn.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = _parameters(function)
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def reward(
@@ -147,7 +157,7 @@ def _of_trl(function: RewardFunction) -> RewardFunction:
 
 def requested_extras(function: RewardFunction) -> tuple[str, ...]:
     """Return the :data:`EXTRAS` that a reward function requests by the names of its parameters."""
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = list(_parameters(function).values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return EXTRAS
     by_name = {
@@ -168,8 +178,11 @@ class Reward:
     signal would allow neither. The thread of an abandoned call ends with the process. A function
     that itself uses alarm signals needs the main thread: give ``timeout=None``.
 
-    ``function``: by default the one that ``name`` names in ``env.reward``. With ``abstains`` it may
-    return None for a sample, whose score is then NaN.
+    Args:
+        name: the reward's name in ``env.reward``.
+        timeout: seconds that a call may take; None for no limit.
+        function: the function to call; default: the one that ``name`` names.
+        abstains: whether the function may return None for a sample; its score is then NaN.
     """
 
     def __init__(

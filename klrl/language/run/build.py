@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from klrl.base.errors import ConfigError, RewardError
 from klrl.base.seeds import derived_seed, generators_kept, seed_generators
-from klrl.config import LanguageConfig, LegacyKLConfig, factory
+from klrl.config import GroupConfig, LanguageConfig, LegacyKLConfig, factory
 from klrl.kl.charge import ReferenceKL
 from klrl.kl.reference import ReferenceRule
 from klrl.language.data import tasks
@@ -144,9 +144,19 @@ def _try_rewards(
         raise ConfigError(f"{error}; fix it, or choose another env.reward") from error
 
 
-def make_advantage(config: LanguageConfig, policy: Policy, kl: ReferenceKL | None) -> Advantage:
-    """Make the estimator of advantages."""
-    return factory("advantage", config.advantage, config.domain)(config, policy, kl)
+def make_advantage(
+    config: LanguageConfig, policy: Policy, kl: ReferenceKL | None
+) -> tuple[Advantage, list[str]]:
+    """Make the estimator of advantages; with a line if a custom loss gets advantages of 0."""
+    notes = []
+    if (
+        config.loss.name == "custom"
+        and config.collector.imitates
+        and isinstance(config.advantage, GroupConfig)
+    ):
+        zero = "a row has one answer, so advantage=group gives 0; advantage=gae does not"
+        notes.append(f"loss=custom: {zero}")
+    return factory("advantage", config.advantage, config.domain)(config, policy, kl), notes
 
 
 def exact_notes(config: LanguageConfig, kl_old: str) -> list[str]:

@@ -100,8 +100,8 @@ class LanguageParts(Parts):
         self.layout, self.reference_layout, lines = build.preflight(
             *(config, self.task, self.policy, self.reference, self.sampler, _say), before=before
         )
-        self.estimate_advantage = build.make_advantage(config, self.policy, self.kl)
-        self.preflight = [*self.task.notes, *lines, *room(config, self.policy)]
+        self.estimate_advantage, zero = build.make_advantage(config, self.policy, self.kl)
+        self.preflight = [*self.task.notes, *lines, *zero, *room(config, self.policy)]
         self.steps = LanguageSteps(config, self.policy, self.layout, self.reference, self.kl)
         self.preflight += build.exact_notes(config, self.steps.loss.kl_old)
         self.learner = build.make_learner(config, self.steps)
