@@ -273,7 +273,7 @@ TOKENIZER = "tokenizer_config.json"
             "its files have 2 weights .*bias",
         ),
         (adds("v_head.summary.weight"), "its files have 1 weight .*v_head.summary.weight"),
-        (remote_code, "config.json is not a valid mine config .*contains custom code"),
+        (remote_code, "needs custom code"),
         (sets(model_type="mine"), "config.json is not a valid mine config .*does not recognize"),
         (sets(model_type="vit"), "vit is not a causal language model"),
         (sets(TOKENIZER, **MINE), "its tokenizer needs custom code"),

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -94,7 +95,13 @@ def read_config(folder: Path, setting: str) -> PretrainedConfig:
     file = folder / "config.json"
     if not file.is_file():
         raise ConfigError(f"{setting}: has no config.json; save the model with save_pretrained")
-    kind = read_json(file, setting).get("model_type")
+    raw = read_json(file, setting)
+    kind = raw.get("model_type")
+    if "auto_map" in raw and kind not in CONFIG_MAPPING:
+        raise ConfigError(
+            f"{setting}: needs custom code (auto_map), which klrl never runs; choose a model "
+            "that is part of transformers"
+        )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers' errors have no common base class
