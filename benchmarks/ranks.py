@@ -12,7 +12,7 @@ import tempfile
 import time
 from statistics import fmean
 
-from benchmarks.results import SECONDS, about, ranks, save
+from benchmarks.results import SECONDS, about, save
 from benchmarks.rounds import Line, loads, rounds, run_line, spread
 
 #: 32 responses of 32 tokens an iteration.
@@ -77,5 +77,5 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             save_small(folder)
             jobs = {"15M": [f"actor.model={folder}", "frames=96"], "SmolLM2-135M": ["frames=96"]}
-            save("ranks", data := {name: measure(words) for name, words in jobs.items()})
-            print(ranks({"ranks": data}))
+            for name, words in jobs.items():
+                save("ranks", {name: measure(words)})
