@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -55,14 +56,17 @@ def time_training(clock: Clock, see: Callable[[Any, Any], None] = lambda *_: Non
 
 
 def make_config(words: Sequence[str], clock: Clock) -> Any:
-    """The job of a command line; klrl's imports end here."""
-    import klrl.train.loop  # noqa: F401
+    """The job of a command line; klrl's imports end here, as those of ``klrl run`` do."""
+    from klrl.base.imports import import_for_good
     from klrl.config.checks import to_config
     from klrl.config.compose import compose
     from klrl.config.own import complete
+    from klrl.domains import domain_of
 
     config = to_config(compose(list(words)))
     complete(config)
+    gc.collect()  # what importing torch here left
+    import_for_good("klrl.train.loop", domain_of(config).module)
     clock.import_seconds = clock.now()
     return config
 

@@ -64,6 +64,10 @@ class Steps(ABC, Generic[Frames, Minibatch]):
     def step(self, minibatch: Minibatch, coefficients: Coefficients) -> Tensor:
         """Take a gradient step; return its metrics [M]; the last one is the gradient's norm."""
 
+    def epoch(self, frames: Frames, coefficients: Coefficients) -> Tensor:
+        """Take a gradient step on each minibatch of a rollout; return their metrics [steps, M]."""
+        return torch.stack([self.step(each, coefficients) for each in self.minibatches(frames)])
+
     @abstractmethod
     def kl_old(self, frames: Frames) -> float:
         """Compute the mean KL(old||new) over a rollout in closed form, nats per frame or token."""
@@ -155,7 +159,7 @@ class Learner:
             target = self.loss.target_kl
             if target and self.steps.kl_old(frames) > 1.5 * target / positions:
                 break
-        table = torch.stack(metrics).double().cpu()  # [steps, M]
+        table = torch.cat(metrics).double().cpu()  # [steps, M]
         cause = "loss.dtarg" if self.loss.natural else "optim.lr"
         require_finite(table, self._names, self.config.learner.minibatches, cause)
         means = dict(zip(self._names, table.mean(0).tolist(), strict=True))
@@ -192,18 +196,20 @@ class Learner:
         return line_search.search(now, before, measure, kl, target, most)
 
     def _epoch(self, frames: Any, lr: float, kl_coef: float, metrics: list[Tensor]) -> None:
-        """Make one pass over the rollout; append each step's metrics."""
+        """Make one pass over the rollout; append its steps' metrics [steps, M]."""
         coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
+        # Only two rules read a metric within an epoch, since reading it waits for the device.
+        if not (self.beta_rule.every_forward or self.rate):
+            metrics.append(self.steps.epoch(frames, coefficients))
+            return
         for minibatch in self.steps.minibatches(frames):
-            metrics.append(self.steps.step(minibatch, coefficients))
-            # Only these two rules read a metric here, since reading it waits for the device.
-            if self.beta_rule.every_forward or self.rate:
-                kl = float(metrics[-1][self._names.index("kl/old/exact")])
-                if self.beta_rule.every_forward:
-                    self.beta_rule.update(kl)
-                if self.rate and len(metrics) > 1:  # before the first step, the KL is rounding
-                    lr = self.rate.update(kl)
-                coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
+            metrics.append(self.steps.step(minibatch, coefficients).unsqueeze(0))
+            kl = float(metrics[-1][0, self._names.index("kl/old/exact")])
+            if self.beta_rule.every_forward:
+                self.beta_rule.update(kl)
+            if self.rate and len(metrics) > 1:  # before the first step, the KL is rounding
+                lr = self.rate.update(kl)
+            coefficients = Coefficients(lr, self.beta_rule.beta, kl_coef)
 
 
 def require_finite(

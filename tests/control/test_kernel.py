@@ -289,6 +289,27 @@ def test_a_step_depends_on_its_arguments_alone(settings, library) -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
+@pytest.mark.parametrize("ref", [None, "k3"])
+def test_a_call_for_an_epoch_takes_the_steps_of_its_minibatches(ref, settings, library) -> None:
+    """To the bit; the last of four minibatches is smaller."""
+    case = Case(settings, 2, sizes=(5, [40, 21], 3, 207), ref=ref)
+    step, (rows, coef) = kernel_step(case.problem, library), case.arguments[4:]
+    one, other = case.state(), case.state()
+    apart = [step(*one, part.clone(), coef) for part in rows.chunk(4)]
+    assert [len(part) for part in rows.chunk(4)] == [52, 52, 52, 51]
+    assert torch.equal(step(*other, rows, coef, batch=52), torch.stack(apart))
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_an_epoch_is_the_learners_minibatches(settings) -> None:
+    """Equal order and steps as with a rule that reads each minibatch, whose rate cannot move."""
+    bounds = ("optim.lr_min=3e-4", "optim.lr_max=3e-4", "optim.lr=3e-4", "optim.lr_floor=3e-4")
+    apart, theirs, _ = learn(settings, "kernel", "optim.rate=kl_adaptive", *bounds)
+    whole, mine, _ = learn(settings, "kernel", "optim.lr=3e-4", "optim.lr_floor=3e-4")
+    assert torch.equal(whole, apart)
+    assert mine == theirs
+
+
 @pytest.mark.parametrize("words", [("env=cartpole", "loss=clip"), ("actor=tanh_normal",)])
 def test_updates_are_those_of_eager_mode(words, settings) -> None:
     """104 steps by the learner."""

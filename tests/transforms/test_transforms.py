@@ -1,5 +1,8 @@
 """``kl=legacy`` and ``kl=retrieve`` against arithmetic on torch distributions."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -10,7 +13,8 @@ from torchrl.envs.libs.gym import GymEnv
 from torchrl.modules import ProbabilisticActor, TanhNormal
 
 from klrl.config import EnvConfig, LegacyKLConfig, RetrieveKLConfig
-from klrl.control.run.kl import annotate, make_reference_kl, measure
+from klrl.control.run.kl import AnnotatedReference, annotate, make_reference_kl, measure
+from klrl.control.run.rollout import add_policy
 from klrl.kl import (
     KLRewardTransform,
     estimate_kl,
@@ -102,6 +106,36 @@ def test_measured_kls_are_those_of_torchs_distributions() -> None:
     for name in ("k1", "k2", "k3"):
         by_hand = estimate_kl(log_ratio, torch.zeros_like(log_ratio), name).mean()
         torch.testing.assert_close(measured[f"kl/ref/{name}"], by_hand, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("env_id", "distribution"), ENVS)
+def test_an_annotated_batch_needs_no_further_forward(env_id, distribution) -> None:
+    """The log-prob of an annotated rollout is that of one that its transform scores, to the bit."""
+    agent, reference, config = moved_agent(env_id, distribution)
+    scored = rollout(config, agent.actor).detach()
+    with torch.no_grad():
+        add_policy(agent, scored)
+    batch = scored.clone()
+    kl = make_reference_kl(kl_config("retrieve"), agent.actor, AnnotatedReference(reference))
+    annotate(batch, reference, agent)
+    with monitored(agent.policy_net) as forwards:
+        kl.transform(batch)
+        assert not forwards
+    kl = make_reference_kl(kl_config("retrieve"), agent.actor, reference)
+    with monitored(agent.policy_net) as forwards:
+        kl.transform(scored)
+        assert len(forwards) == 1
+    assert torch.equal(batch["next", "log_prob"], scored["next", "log_prob"])
+    torch.testing.assert_close(batch["next", "reward"], scored["next", "reward"])
+
+
+@contextmanager
+def monitored(net: nn.Module) -> Iterator[list[nn.Module]]:
+    """Yield the list of a network's calls."""
+    calls: list[nn.Module] = []
+    handle = net.register_forward_hook(lambda module, *_: calls.append(module))
+    yield calls
+    handle.remove()
 
 
 def documented_actor() -> tuple[GymEnv, ProbabilisticActor]:

@@ -56,7 +56,9 @@ class PendulumBatch(ClassicBatch):
     def _advance(self, actions: Array, mask: Array | None) -> Parts:
         task, (th, v), u = self._task, self._state, actions[:, 0]
         angle = (th + np.pi) % (2 * np.pi) - np.pi
-        cost = _squares(angle) + 0.1 * _squares(v) + 0.001 * _squares(u)
+        effort = [float(0.001 * each**2) for each in u]  # in float32, as a scalar's
+        terms = zip(angle.tolist(), v.tolist(), effort, strict=True)
+        cost = np.array([a**2 + 0.1 * w**2 + e for a, w, e in terms])
         gravity, torque = 3 * task.g / (2 * task.l), 3.0 / (task.m * task.l**2)
         v = v + (gravity * np.sin(th) + torque * u) * task.dt
         v = np.minimum(np.maximum(v, -task.max_speed), task.max_speed)

@@ -1,6 +1,5 @@
 // One gradient step of PPO for policy and critic as two MLPs: forward, loss, backward, clipping, Adam.
-//
-// kernel.py builds this file and calls klrl_step; step.py is the same in torch. Arithmetic is float32 on
+// kernel.py builds this file and calls klrl_steps; step.py is the same in torch. Arithmetic is float32 on
 // one thread, in a fixed order. No -ffast-math: a NaN in any number reaches the metrics and ends a run.
 // Matrices are stored row by row, x[B][D]. A leading dimension ("ld") is the length of a row in memory,
 // rounded up to whole vectors; the floats between are 0. A batch is cut into chunks of CHUNK rows, whose
@@ -47,11 +46,9 @@ inline void store(float* p, Vec v) { *(Loose*)p = v; }
 inline Vec all(float x) { return x - Vec{}; }
 inline long up(long n) { return (n + V - 1) / V * V; }
 inline float sum(Vec v) {
-  float part[V];
-  store(part, v);
   for (long half = V / 2; half; half /= 2)
-    for (long i = 0; i < half; i++) part[i] += part[i + half];
-  return part[0];
+    for (long i = 0; i < half; i++) v[i] += v[i + half];
+  return v[0];
 }
 
 // e^x - 1. With k = round(x / ln 2) and r = x - k ln 2: 2^k (e^r - 1) + (2^k - 1), which loses no digit
@@ -105,14 +102,26 @@ void product(long M, long N, long K, const float* A, long am, long ak, const flo
     if (N > 0) product<W - 1>(M, N, K, A, am, ak, B, ldb, C, ldc, add);
 }
 
-// Pack B(k, n) = from[k * bk + n * bn] into panels of NR columns, each K rows; with 0 after column N.
-void pack(long K, long N, const float* from, long bk, long bn, float* to) {
+// to(k, i) = from(i, k) for up to four rows i and K columns k; of four rows, in blocks of 4 x 4.
+void turn(long rows, long K, const float* __restrict__ from, long ld, float* __restrict__ to, long width) {
+  long k = 0;
+  for (float block[4][4]; rows == 4 && k + 4 <= K; k += 4) {
+    for (long i = 0; i < 16; i++) block[i / 4][i % 4] = from[i / 4 * ld + k + i % 4];
+    for (long i = 0; i < 16; i++) to[(k + i / 4) * width + i % 4] = block[i % 4][i / 4];
+  }
+  for (; k < K; k++)
+    for (long i = 0; i < rows; i++) to[k * width + i] = from[i * ld + k];
+}
+
+// Pack K rows of N columns into panels of NR columns, with 0 after column N. ``from`` has these rows; or,
+// if ``turned``, these columns. ld is its leading dimension.
+void pack(long K, long N, const float* from, long ld, bool turned, float* to) {
   for (long n = 0; n < N; n += NR) {
     long real = N - n < NR ? N - n : NR, width = up(real);
     float* panel = to + n * K;
-    for (long k = 0; k < K && bn == 1; k++) memcpy(panel + k * width, from + k * bk + n, 4 * real);
-    for (long j = 0; j < real && bn != 1; j++)
-      for (long k = 0; k < K; k++) panel[k * width + j] = from[k * bk + (n + j) * bn];
+    for (long k = 0; k < K && !turned; k++) memcpy(panel + k * width, from + k * ld + n, 4 * real);
+    for (long j = 0; j < real && turned; j += 4)
+      turn(real - j < 4 ? real - j : 4, K, from + (n + j) * ld, ld, panel + j, width);
     for (long k = 0; k < K && real < width; k++) memset(panel + k * width + real, 0, 4 * (width - real));
   }
 }
@@ -140,11 +149,7 @@ struct Work {
 Work lay_out(const Spec& s, const float* flat, float* base) {
   Work w = {};
   float* next = base;
-  auto take = [&](long count) {
-    float* here = next;
-    next += (count + 15) / 16 * 16;
-    return here;
-  };
+  auto take = [&](long count) { return std::exchange(next, next + (count + 15) / 16 * 16); };
   w.gradient = take(s.parameters);
   long widest = up(s.inputs);
   for (int net = 0; net < 2; net++) {
@@ -168,8 +173,7 @@ Work lay_out(const Spec& s, const float* flat, float* base) {
   w.by_out = take(4 * s.actions), w.by_log_std = take(4 * s.actions);
   float** rows[] = {&w.log_std, &w.inverse_std, &w.old_std, &w.old_log_std, &w.log_p, &w.log_old, &w.log_ref};
   for (float** row : rows) *row = take(s.actions);
-  w.size = next - base;
-  return w;
+  return w.size = next - base, w;
 }
 
 // h = f(h + b), in place.
@@ -226,7 +230,7 @@ void parameter_gradient(const Work& w, const Layer& y, long rows, const float* d
   long out = y.out, in = y.in, ld_out = y.ld_out, ld_in = y.ld_in;
   const float *left = d, *right = x;
   if (y.turned) std::swap(left, right), std::swap(out, in), std::swap(ld_out, ld_in);  // dW^T = x^T d
-  if (in > NR) pack(rows, ld_in, right, ld_in, 1, w.packed), right = w.packed;  // rows close together
+  if (in > NR) pack(rows, ld_in, right, ld_in, false, w.packed), right = w.packed;  // rows close together
   product(out, in, rows, left, 1, ld_out, right, in > NR ? 0 : ld_in, y.padded_grad, ld_in, add);
   for (long j = 0; j < y.out; j += V) {
     Vec total = {};
@@ -258,8 +262,7 @@ enum Quantity { LOG_PROB, ENTROPY, KL_OLD, KL_REF };  // KL(old||new); KL(new||r
 
 constexpr float HALF_LOG_2PI = 0.918938533f;
 float log_slope(float u) {  // log |d tanh(u) / du| = 2 (log 2 - u - log(1 + e^-2u))
-  float softplus = u < -10 ? -2 * u : log1pf(expf(-2 * u));
-  return 2 * (0.693147181f - u - softplus);
+  return 2 * (0.693147181f - u - (u < -10 ? -2 * u : log1pf(expf(-2 * u))));
 }
 
 // The value before tanh is u, the action low + half_width (tanh(u) + 1). log pi of an action is that of
@@ -392,9 +395,8 @@ void losses(const Spec& s, const Work& w, const float* rows, long count, const A
       float low = s.clip_low, high = s.clip_high;
       float clipped = (ratio < low ? low : ratio > high ? high : ratio) * advantage;
       if (clipped < gain) gain = clipped, by[LOG_PROB] = 0;
-    } else if (s.loss == KLPEN) {
-      gain -= beta * y[KL_OLD], by[KL_OLD] = -beta;
     }
+    if (s.loss == KLPEN) gain -= beta * y[KL_OLD], by[KL_OLD] = -beta;
     if (s.estimator) {
       float by_log_prob = 0, r = y[LOG_PROB] - row[s.ref_log_prob];
       float kl = s.estimator == EXACT ? y[KL_REF] : sampled_ref(s.estimator, ratio, r, by_log_prob);
@@ -406,8 +408,8 @@ void losses(const Spec& s, const Work& w, const float* rows, long count, const A
     value[0] = weight * float(s.critic_coeff) * by_value;
     for (long i = 0; i < s.actions; i++) {
       float by_out = 0, by_log_std = 0;
-      for (int q = 0; q < 4; q++) by_out += by[q] * w.by_out[4 * i + q];
-      for (int q = 0; q < 4; q++) by_log_std += by[q] * w.by_log_std[4 * i + q];
+      for (int q = 0; q < 4; q++)
+        by_out += by[q] * w.by_out[4 * i + q], by_log_std += by[q] * w.by_log_std[4 * i + q];
       out[i] = -weight * by_out;
       if (s.family != CATEGORICAL) w.gradient[s.log_std + i] -= weight * by_log_std;
     }
@@ -424,8 +426,7 @@ float adam(const Spec& s, const float* gradient, float* __restrict__ flat, float
   float norm = sqrtf(sum(squares)), cut = s.max_grad_norm / (norm + 1e-6f);
   cut = cut > 1 ? 1 : cut;
   *count += 1;
-  // Not 1 - b^t, which cancels at small t.
-  float mean = -1 / expm1(*count * log(0.9)), spread = -1 / expm1(*count * log(0.999));
+  float mean = -1 / expm1(*count * log(0.9)), spread = -1 / expm1(*count * log(0.999));  // 1 - b^t would cancel
   float keep = 1 - lr * s.weight_decay, eps = s.eps;
   for (long i = 0; i < s.parameters; i++) {
     float g = gradient[i] * cut;
@@ -436,14 +437,13 @@ float adam(const Spec& s, const float* gradient, float* __restrict__ flat, float
   return norm;
 }
 
-// ------------------------------------------------------------------------------------------- one step
 // Prepare what is the same for all chunks: panels of the weights, padded biases, scales.
 void prepare(const Spec& s, const Work& w, const float* flat) {
   for (int net = 0; net < 2; net++)
     for (int l = 0; l <= s.depth; l++) {
       const Layer& y = w.layers[net][l];
-      pack(y.in, y.out, y.weight, 1, y.in, y.forward);
-      if (l) pack(y.out, y.in, y.weight, y.in, 1, y.backward);
+      pack(y.in, y.out, y.weight, y.in, true, y.forward);
+      if (l) pack(y.out, y.in, y.weight, y.in, false, y.backward);
       memcpy(y.padded_bias, y.bias, 4 * y.out);
     }
   for (long i = 0; i < s.actions && s.family != CATEGORICAL; i++) {
@@ -464,37 +464,37 @@ void collect(const Spec& s, const Work& w, int net) {
 
 }  // namespace
 
-extern "C" {
 // Floats of memory that a step needs; they are 0 at the first step, and kept between steps. -1 if the
 // caller's Spec has another size.
-int64_t klrl_memory(const Spec* s, int64_t size) { return size == sizeof(Spec) ? lay_out(*s, 0, 0).size : -1; }
+extern "C" int64_t klrl_memory(const Spec& s, int64_t n) { return n == sizeof(Spec) ? lay_out(s, 0, 0).size : -1; }
 
-// A step as in step.py; metrics [M] in the order of PolicyLoss.measures, then the norm.
-// The gradient [P] is at the start of ``memory``.
-void klrl_step(const Spec* spec, float* memory, float* flat, float* exp_avg, float* exp_avg_sq, float* count,
-               const float* rows, int64_t batch, const float* coefficients, float* metrics) {
-  const Spec& s = *spec;
+// A step as in step.py on each ``size`` of the rows, the last of which may have fewer. Metrics [steps][M] in the
+// order of PolicyLoss.measures, then the norm. The last gradient [P] is at the start of ``memory``.
+extern "C" void klrl_steps(const Spec& s, float* memory, float* flat, float* exp_avg, float* exp_avg_sq, float* count,
+                           const float* rows, int64_t left, int64_t size, const float* coefficients, float* metrics) {
   Work w = lay_out(s, flat, memory);
-  prepare(s, w, flat);
-  Advantages advantages(s, rows, batch);
-  Totals t = {};
-  float weight = s.sum ? 1.f : 1.f / batch;
   int first_net = s.loss == TRPO;  // then gradient steps train the critic alone
-  for (long first = 0; first < batch; first += CHUNK) {
-    long n = batch - first < CHUNK ? batch - first : CHUNK;
-    const float* chunk = rows + first * s.columns;
-    for (long b = 0; b < n; b++)
-      memcpy(w.x + b * up(s.inputs), chunk + b * s.columns + s.observation, 4 * s.inputs);
-    for (int net = 0; net < 2; net++) forward(s, w, net, n);
-    losses(s, w, chunk, n, advantages, weight, coefficients[1], coefficients[2], t);
-    for (int net = first_net; net < 2; net++) backward(s, w, net, n, first > 0);
+  for (long batch; left > 0; left -= batch, rows += batch * s.columns) {
+    batch = left < size ? left : size;
+    prepare(s, w, flat);
+    Advantages advantages(s, rows, batch);
+    Totals t = {};
+    float weight = s.sum ? 1.f : 1.f / batch;
+    for (long first = 0; first < batch; first += CHUNK) {
+      long n = batch - first < CHUNK ? batch - first : CHUNK;
+      const float* chunk = rows + first * s.columns;
+      for (long b = 0; b < n; b++)
+        memcpy(w.x + b * up(s.inputs), chunk + b * s.columns + s.observation, 4 * s.inputs);
+      for (int net = 0; net < 2; net++) forward(s, w, net, n);
+      losses(s, w, chunk, n, advantages, weight, coefficients[1], coefficients[2], t);
+      for (int net = first_net; net < 2; net++) backward(s, w, net, n, first > 0);
+    }
+    for (int net = first_net; net < 2; net++) collect(s, w, net);
+    if (first_net && s.family != CATEGORICAL) memset(w.gradient + s.log_std, 0, 4 * s.actions);
+    double charged = s.sum ? 1 : 1. / batch;  // the loss's terms are reduced as the loss is
+    *metrics++ = t.objective * charged, *metrics++ = t.critic * charged, *metrics++ = t.entropy * charged;
+    if (s.estimator) *metrics++ = t.kl_ref * charged;
+    *metrics++ = t.kl_old / batch, *metrics++ = t.entropy / batch;
+    *metrics++ = adam(s, w.gradient, flat, exp_avg, exp_avg_sq, count, coefficients[0]);
   }
-  for (int net = first_net; net < 2; net++) collect(s, w, net);
-  if (first_net && s.family != CATEGORICAL) memset(w.gradient + s.log_std, 0, 4 * s.actions);
-  double charged = s.sum ? 1 : 1. / batch;  // the loss's terms are reduced as the loss is
-  *metrics++ = t.objective * charged, *metrics++ = t.critic * charged, *metrics++ = t.entropy * charged;
-  if (s.estimator) *metrics++ = t.kl_ref * charged;
-  *metrics++ = t.kl_old / batch, *metrics++ = t.entropy / batch;
-  *metrics = adam(s, w.gradient, flat, exp_avg, exp_avg_sq, count, coefficients[0]);
-}
 }

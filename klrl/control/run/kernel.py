@@ -169,22 +169,24 @@ def kernel_step(problem: StepParts, library: Path) -> Step:
     """Make the step from a :func:`library`; its tensors must be contiguous."""
     native = ctypes.CDLL(str(library))
     native.klrl_memory.restype = ctypes.c_int64
-    step_ = native.klrl_step
-    step_.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
-    step_.restype = None
+    steps = native.klrl_steps
+    steps.argtypes = [ctypes.c_void_p] * 7 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 2
+    steps.restype = None
     spec = _spec(problem)
     floats = native.klrl_memory(ctypes.byref(spec), ctypes.c_int64(ctypes.sizeof(spec)))
     assert floats >= 0, "struct Spec of kernel.cpp has other fields"
     memory = torch.zeros(floats + 16)
     memory = memory[-memory.data_ptr() % 64 // 4 :]  # vectors start at multiples of 64 bytes
-    count = len(problem.loss.measures) + 1
+    count, at = len(problem.loss.measures) + 1, ctypes.byref(spec)  # keeps spec
 
-    def step(
-        flat: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, steps: Tensor, rows: Tensor, coef: Tensor
-    ) -> Tensor:
-        metrics = torch.empty(count)
-        state = (x.data_ptr() for x in (memory, flat, exp_avg, exp_avg_sq, steps, rows))
-        step_(ctypes.addressof(spec), *state, len(rows), coef.data_ptr(), metrics.data_ptr())
+    def step(*arguments: Tensor, batch: int = 0) -> Tensor:
+        """As in step.py; with ``batch``, a step on each so many rows: metrics [steps, M]."""
+        *state, rows, coef = arguments
+        total = rows.shape[0]
+        shape = (-(-total // batch), count) if batch else (count,)
+        metrics = torch.empty(shape)
+        places = (x.data_ptr() for x in (memory, *state, rows))
+        steps(at, *places, total, batch or total, coef.data_ptr(), metrics.data_ptr())
         return metrics
 
     return step

@@ -37,6 +37,13 @@ class LivePolicy(FrozenPolicy):
     def __init__(self, policy: ProbabilisticTensorDictSequential) -> None:
         super().__init__(policy, own=False)
 
+    def get_dist(self, tensordict: TensorDictBase) -> Distribution:
+        """pi(.|s); of a batch from :func:`annotate`, by the parameters that its rollout has."""
+        annotated = tensordict.get(("ref", "log_prob"), None) is not None
+        return (
+            self.build_dist_from_params(tensordict) if annotated else super().get_dist(tensordict)
+        )
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return self
 
@@ -157,8 +164,8 @@ def annotate(
     actions, and the charged divergence if it is not the reverse KL.
     """
     family = agent.family
-    scored = reference.get_dist_params(batch.select(*reference.in_keys))
-    ref = {key: scored.get(key) for key in family.param_keys}
+    outputs = reference[0].module(batch.get("observation"))
+    ref = dict(zip(family.param_keys, outputs, strict=True))
     for key, value in ref.items():
         batch.set(("ref", key), value)
     batch.set(("ref", "log_prob"), family.log_prob(ref, batch.get(family.sample_key)))

@@ -58,18 +58,31 @@ class ControlSteps(Steps[Frames, Tensor]):
     def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
-    def minibatches(self, frames: Frames) -> Sequence[Tensor]:
-        """Shuffle all frames into minibatches [B, C]; :class:`Columns` packs a frame into a row."""
+    def _shuffled(self, frames: Frames) -> Tensor:
+        """Pack each frame into a row by :class:`Columns`, in random order; [N T, C]."""
         frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
         # The CPU's generator gives the same order for every device.
         order = torch.randperm(count).to(frames["observation"].device)
         if self._columns is None:
             self._columns = Columns(frames)
-        rows = self._columns.pack(frames)[order]
-        minibatches = rows.chunk(self.config.learner.minibatches)
+        return self._columns.pack(frames).index_select(0, order)  # a third of the time of [order]
+
+    def minibatches(self, frames: Frames) -> Sequence[Tensor]:
+        """Shuffle all frames into minibatches [B, C]."""
+        minibatches = self._shuffled(frames).chunk(self.config.learner.minibatches)
+        assert self._columns is not None
         self._prepare(self._arguments(minibatches[0]), self._columns)
         return minibatches
+
+    def epoch(self, frames: Frames, coefficients: Coefficients) -> Tensor:
+        """Take a step on each minibatch; the kernel takes all in one call."""
+        if self._prepared is None or self._prepared.mode != "kernel":
+            return super().epoch(frames, coefficients)
+        rows = self._shuffled(frames)
+        batch = -(-rows.shape[0] // self.config.learner.minibatches)  # as chunk has it
+        check_inputs(self._example, self._arguments(rows[:batch]))
+        return self.step(rows, coefficients, batch=batch)
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
         """Make the step at the first call; later, require minibatches of the same layout."""
@@ -83,13 +96,13 @@ class ControlSteps(Steps[Frames, Tensor]):
                 self.mode_changed(self.mode)
         check_inputs(self._example, example)
 
-    def step(self, minibatch: Tensor, coefficients: Coefficients) -> Tensor:
+    def step(self, minibatch: Tensor, coefficients: Coefficients, **how: int) -> Tensor:
         """Take a gradient step on rows [B, C]."""
         assert self._prepared is not None
         if coefficients is not self._coefficients:  # copy changed coefficients to the device
             c = self._coefficients = coefficients
             self._coefficients_tensor = minibatch.new_tensor([c.lr, c.beta, c.kl_ref])
-        return self._prepared.step(*self._arguments(minibatch))
+        return self._prepared.step(*self._arguments(minibatch), **how)
 
     @torch.no_grad()
     def kl_old(self, frames: dict[str, Tensor]) -> float:
