@@ -97,9 +97,10 @@ def keep_pre_tanh(
         and tensordict.get(PRE_TANH, None) is None
         and has_all(tensordict, model.dist_params_keys)
     ):
-        written = written_keys(tensordict, model.log_prob_keys if keys is None else keys)
         dist = model.build_dist_from_params(tensordict)
-        draw(tensordict, dist, model.dist_sample_keys[0], written)
+        if any_lost(dist, tensordict, model.dist_sample_keys[0]):
+            written = written_keys(tensordict, model.log_prob_keys if keys is None else keys)
+            draw(tensordict, dist, model.dist_sample_keys[0], written)
 
 
 def where_kept(

@@ -129,6 +129,7 @@ class VectorRollout:
             acting.begin(self._steps, self._copies)
         begun = self._observation
         observation = self._reset(None) if begun is None else native(begun)
+        xp = functions(observation)
         for t in range(self._steps):
             observations[t] = observation
             samples.append(acting.sample(t, observations[t]))
@@ -136,7 +137,7 @@ class VectorRollout:
             observation, reward, terminal, timeout = base.step_native(actions[-1])
             results[0][t], results[1][t] = observation, reward
             ended = terminal | timeout
-            if ended.any():  # waits for a device
+            if xp.count_nonzero(ended):  # waits for a device; in numpy, any() takes 1 us
                 ends[0][t], ends[1][t] = terminal, timeout
                 observation = self._reset(ended)
         self._observation = torch.empty_like(seen[0])
@@ -147,13 +148,12 @@ class VectorRollout:
             if not self._told:
                 warn(NO_LAST)
                 self._told = True
-        stack = functions(actions[0]).stack
+        taken = {"action": actions, self._agent.family.sample_key: samples}  # often the same
         flags = {"done": done, "terminated": terminated, "truncated": truncated}
         flags = {key: value.T.contiguous().unsqueeze(-1) for key, value in flags.items()}
         root = {
             "observation": seen.transpose(0, 1).contiguous(),
-            "action": torch.as_tensor(stack(actions, 1)),
-            self._agent.family.sample_key: torch.as_tensor(stack(samples, 1)),
+            **{key: torch.as_tensor(xp.stack(each, 1)) for key, each in taken.items()},
             **{key: torch.zeros_like(value) for key, value in flags.items()},
             "collector": {"traj_ids": self._number(done.T.cpu().numpy()).to(done.device)},
             "next": {
