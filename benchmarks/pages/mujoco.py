@@ -20,8 +20,20 @@ HELD, CLIP, ACTION, TRPO, KLPEN, ZOO = SETTINGS = (
     *("klpen_held", "clip", "klpen_action", "trpo", "klpen", "sb3_zoo"),
 )
 SEARCHED = (CLIP, ACTION, TRPO)
+#: The third edition's: klpen of trpo's size; and, on hopper, sizes that are nearer to each other.
+SAME_SIZE, HELD_SMALL, TRPO_SMALL = THIRD = (
+    *("klpen_per_action", "klpen_held_per_action", "trpo_small"),
+)
 #: What a table calls them, where it is not their name.
-TITLES = {ACTION: "klpen_held per action", ZOO: "Stable-Baselines3, its zoo's settings"}
+TITLES = {
+    ACTION: "klpen_held per action",
+    ZOO: "Stable-Baselines3, its zoo's settings",
+    SAME_SIZE: "klpen .01 per action",
+    HELD_SMALL: "klpen_held .0035 per action",
+    TRPO_SMALL: "trpo .005 per action",
+}
+#: A run on hopper that ends at or below this return fell early: the protocol's.
+FALLEN = 1_500
 PAIRS = (
     *((setting, KLPEN) for setting in (HELD, *SEARCHED)),
     *((setting, HELD) for setting in SEARCHED),
@@ -51,9 +63,11 @@ def read_lines(path: Path) -> list[Line]:
 
 
 def read_cells(folder: Path) -> Known:
-    """Read the second edition's cells, and klpen's of the first."""
+    """Read the cells of the second and third edition, and klpen's of the first."""
     found: dict[str, dict[str, list[Line]]] = {}
-    for line in (*read_lines(folder / "second.jsonl"), *read_lines(folder / "klpen.jsonl")):
+    for line in (
+        x for name in ("second", "klpen", "third") for x in read_lines(folder / f"{name}.jsonl")
+    ):
         task, setting, _ = line["name"].split()
         found.setdefault(setting, {}).setdefault(task, []).append(line)
     for by_task in found.values():
@@ -76,14 +90,19 @@ def tables(folder: Path, measures: Sequence[Measure]) -> dict[str, str]:
         "figures": markdown(_rows(cells, measures), measures),
         "losses": table(HEAD, _compared(cells)),
         "training": table(HEAD, training),
+        "third": markdown(_rows(cells, measures, THIRD), measures),
+        "same size": table(HEAD, _compared(cells, [(SAME_SIZE, TRPO)])),
+        "falls": falls(cells),
         "published": published(cells),
     }
 
 
-def _rows(cells: Known, measures: Sequence[Measure]) -> list[Row]:
+def _rows(
+    cells: Known, measures: Sequence[Measure], settings: Sequence[str] = (HELD, *SEARCHED, ZOO)
+) -> list[Row]:
     rows = []
     for task in TASKS:
-        for setting in (HELD, *SEARCHED, ZOO):
+        for setting in settings:
             if lines := cells[setting].get(task):
                 labels = {"task": task, "setting": TITLES.get(setting, setting)}
                 of = {m.key: values(cells, setting, task, m.key) for m in measures
@@ -122,10 +141,31 @@ HEAD = (
 )
 
 
-def _compared(cells: Known) -> list[list[str]]:
+def falls(cells: Known) -> str:
+    """Format question B: on hopper, the ratio of the means and the runs that fell."""
+    found = [values(cells, setting, "hopper") for setting in (HELD_SMALL, TRPO_SMALL)]
+    counts = [(int((x <= FALLEN).sum()), len(x)) for x in found]
+    told = "{:.2f} [{:.2f}, {:.2f}]".format(*map(math.exp, log_ratio(found[:1], found[1:])))
+    fell = [f"{few} of {of} ({TITLES[x]})" for (few, of), x in zip(counts, THIRD[1:], strict=True)]
+    heads = ("return of the first / second", f"runs at or below {FALLEN:,}", "Fisher's p")
+    return table(heads, [[told, ", ".join(fell), f"{fisher(*counts):.2f}"]])
+
+
+def fisher(first: tuple[int, int], second: tuple[int, int]) -> float:
+    """Compute Fisher's two-sided p of two shares, each as (number, of so many)."""
+    (a, n), (b, m) = first, second
+
+    def chance(i: int) -> float:
+        return math.comb(n, i) * math.comb(m, a + b - i) / math.comb(n + m, a + b)
+
+    known = [chance(i) for i in range(max(0, a + b - m), min(n, a + b) + 1)]
+    return sum(x for x in known if x <= chance(a) * (1 + 1e-9))
+
+
+def _compared(cells: Known, pairs: Sequence[tuple[str, str]] = PAIRS) -> list[list[str]]:
     """Setting less setting, task by task and over tasks."""
     rows = []
-    for first, second in PAIRS:
+    for first, second in pairs:
         rows += [difference(cells, first, second, task) for task in TASKS]
         rows.append(over_tasks(cells, first, second))
     return rows

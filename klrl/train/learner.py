@@ -42,10 +42,10 @@ class Steps(ABC, Generic[Frames, Minibatch]):
     optimizer: Any  # with state_dict and load_state_dict
     sampled_old = False  # whether :meth:`kl_old` estimates the KL by k3
     mode: str  # how steps are compiled, as learner.compile; may change at the first minibatch
-    #: Called at the first minibatch: ``say`` with each line for the user; ``mode_changed`` with the
-    #: new ``mode``, if it changed.
+    #: Called at the first minibatch: ``say`` with each line for the user; ``made`` with entries of
+    #: the manifest: ``compile``, the new ``mode``, and ``library``, the kernel's.
     say: Callable[[str], None]
-    mode_changed: Callable[[str], None]
+    made: Callable[..., None]
 
     @property
     @abstractmethod

@@ -360,7 +360,7 @@ class Training:
         for line in self._opening_lines(None if marks is None else manifest["numerics"]):
             say(line)
         steps.say = say
-        steps.mode_changed = lambda mode: files.update(compile=mode)
+        steps.made = files.update
         rollout = self.parts.rollout(self.counters.iteration, say)
         stack.callback(rollout.close)
         parts = {

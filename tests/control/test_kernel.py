@@ -424,14 +424,16 @@ def test_a_kernel_that_cannot_be_made_ends_no_run(
 
 
 def test_a_resumed_run_goes_on_in_the_kernel_or_not_at_all(
-    settings, cache, quick_build, monkeypatch, tmp_path
+    settings, cache, quick_build, monkeypatch, tmp_path, capsys
 ) -> None:
-    """Its rows are those of an uninterrupted run, to the bit."""
+    """Its rows are those of an uninterrupted run, to the bit; another kernel has a line."""
     words = ("learner.compile=kernel", "frames=64")
     config, whole, folder = settings(*words), tmp_path / "whole", tmp_path / "run"
     start(replace(config, frames=128), RunFolder(whole))
     start(config, RunFolder(folder))
-    assert json.loads((folder / "manifest.json").read_text())["compile"] == "kernel"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["compile"] == "kernel"
+    assert manifest["library"] == kernel.library(instructions())[0].stem
     with monkeypatch.context() as patch:
         patch.setattr(kernel, "cxx", lambda: None)
         before = (folder / "manifest.json").read_bytes()
@@ -439,6 +441,7 @@ def test_a_resumed_run_goes_on_in_the_kernel_or_not_at_all(
             start(replace(config, frames=128), RunFolder(folder), resume=True)
         assert (folder / "manifest.json").read_bytes() == before
     start(replace(config, frames=128), RunFolder(folder), resume=True)
+    assert "built the kernel" not in capsys.readouterr().out
     rows = [
         [
             {k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "run"))}
@@ -447,3 +450,7 @@ def test_a_resumed_run_goes_on_in_the_kernel_or_not_at_all(
         for each in (whole, folder)
     ]
     assert rows[0] == rows[1]
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "library": "kernel-0"}))
+    start(replace(config, frames=192), RunFolder(folder), resume=True)
+    told = "resume: another compiler, processor or version of klrl built the kernel"
+    assert told in capsys.readouterr().out

@@ -140,6 +140,9 @@ class Prepared:
     step: Step
     mode: str  # false, jit, aot or kernel
     description: str  # the mode, in a line for the user
+    library: str | None = (
+        None  # of the kernel: its name has a hash of source, compiler and processor
+    )
 
 
 def prepare(
@@ -197,7 +200,8 @@ def _kernel(problem: StepParts, example: Sequence[Tensor]) -> Prepared:
     assert all(x.is_contiguous() and x.dtype == torch.float32 for x in example)
     path, built = kernel.library(instructions())
     how = f"compiled, stored in {path.parent} for later runs" if built else "found in the cache"
-    return Prepared(kernel.kernel_step(problem, path), "kernel", f"update: kernel in C++, {how}")
+    step = kernel.kernel_step(problem, path)
+    return Prepared(step, "kernel", f"update: kernel in C++, {how}", path.stem)
 
 
 # ------------------------------------------------------------------------------------ packages

@@ -146,20 +146,26 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def require_library(processor: str) -> None:
-    """Refuse to resume a run whose update ran in the kernel, if this machine cannot build it.
+def same_library(processor: str, before: str | None) -> list[str]:
+    """Find the kernel for a run that resumes; return a line if it is not the library ``before``.
 
     Raises:
         ConfigError: the kernel cannot be built.
     """
     try:
-        library(processor)
+        path, _ = library(processor)
     except (OSError, RuntimeError, Untrusted) as error:
         raise ConfigError(
             "learner.compile: the run's update ran in the kernel (learner.compile=kernel), but "
             f"{in_one_line(error)}; resume it with a C++ compiler, since other updates round "
             "differently"
         ) from error
+    if before in (None, path.stem):
+        return []
+    return [
+        "resume: another compiler, processor or version of klrl built the kernel; "
+        "the next rows may round differently"
+    ]
 
 
 # --------------------------------------------------------------------------------------- the step

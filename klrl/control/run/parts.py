@@ -63,9 +63,9 @@ class ControlParts(Parts):
         # A resumed run keeps its mode: with more frames, auto might choose a different mode.
         mode = before.get("compile") or config.learner.compile
         if before.get("compile") == "kernel" and self.device.type == "cpu":
-            from klrl.control.run.kernel import require_library
+            from klrl.control.run.kernel import same_library
 
-            require_library(instructions())
+            self.preflight += same_library(instructions(), before.get("library"))
         self.learner = build.learner(config, self.agent, self.kl, mode)
 
     # ------------------------------------------------------------------------------ the steps

@@ -41,7 +41,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         self.optimizer: Adam = factory("optim", config.optim, config.domain)(
             config.optim, self.parameters
         )
-        self.say = self.mode_changed = lambda _: None
+        self.say, self.made = lambda _: None, lambda **_: None
         self._columns: Columns | None = None
         self._prepared: Prepared | None = None
         self._coefficients: Coefficients | None = None
@@ -58,42 +58,41 @@ class ControlSteps(Steps[Frames, Tensor]):
     def _arguments(self, rows: Tensor) -> tuple[Tensor, ...]:
         return (*self.optimizer.tensors, rows, self._coefficients_tensor)
 
-    def _shuffled(self, frames: Frames) -> Tensor:
-        """Pack each frame into a row by :class:`Columns`, in random order; [N T, C]."""
+    def _shuffled(self, frames: Frames) -> tuple[Tensor, int]:
+        """Pack frames into rows [N T, C], in random order; return also how many a minibatch has."""
         frames = {**frames, **draw(self.loss, self.agent.family, frames)}
         count = frames["observation"].shape[0]
         # The CPU's generator gives the same order for every device.
         order = torch.randperm(count).to(frames["observation"].device)
         if self._columns is None:
             self._columns = Columns(frames)
-        return self._columns.pack(frames).index_select(0, order)  # a third of the time of [order]
+        rows = self._columns.pack(frames).index_select(0, order)  # a third of the time of [order]
+        size = -(-count // self.config.learner.minibatches)
+        self._prepare(self._arguments(rows[:size]), self._columns)
+        return rows, size
 
     def minibatches(self, frames: Frames) -> Sequence[Tensor]:
         """Shuffle all frames into minibatches [B, C]."""
-        minibatches = self._shuffled(frames).chunk(self.config.learner.minibatches)
-        assert self._columns is not None
-        self._prepare(self._arguments(minibatches[0]), self._columns)
-        return minibatches
+        rows, size = self._shuffled(frames)
+        return rows.split(size)
 
     def epoch(self, frames: Frames, coefficients: Coefficients) -> Tensor:
         """Take a step on each minibatch; the kernel takes all in one call."""
-        if self._prepared is None or self._prepared.mode != "kernel":
-            return super().epoch(frames, coefficients)
-        rows = self._shuffled(frames)
-        batch = -(-rows.shape[0] // self.config.learner.minibatches)  # as chunk has it
-        check_inputs(self._example, self._arguments(rows[:batch]))
-        return self.step(rows, coefficients, batch=batch)
+        rows, size = self._shuffled(frames)
+        if self.mode == "kernel":
+            return self.step(rows, coefficients, batch=size)
+        return torch.stack([self.step(each, coefficients) for each in rows.split(size)])
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
         """Make the step at the first call; later, require minibatches of the same layout."""
         if self._prepared is None:
             problem = StepParts(self.agent, self.loss, self.optimizer.settings, columns)
-            self._prepared = prepare(self._asked, self.config, problem, example, self.say)
+            made = self._prepared = prepare(self._asked, self.config, problem, example, self.say)
             self._example = example
-            self.say(self._prepared.description)
-            if self._prepared.mode != self.mode:
-                self.mode = self._prepared.mode
-                self.mode_changed(self.mode)
+            self.say(made.description)
+            if made.mode != self.mode or made.library:
+                self.mode = made.mode
+                self.made(compile=made.mode, library=made.library)
         check_inputs(self._example, example)
 
     def step(self, minibatch: Tensor, coefficients: Coefficients, **how: int) -> Tensor:
