@@ -269,6 +269,8 @@ class RunFolder:
             "planned": planned + [config.frames] * (planned[-1:] != [config.frames]),
             # The number of processes of each start; with another number, rows differ by rounding.
             "ranks": [*(before.get("ranks") or []), ranks.world()],
+            # Of the kernel that took the last steps, until a step says otherwise.
+            **{key: before[key] for key in ("library",) if key in before},
             **more,
         }
         self._write(manifest)

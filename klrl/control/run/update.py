@@ -92,7 +92,7 @@ class ControlSteps(Steps[Frames, Tensor]):
             self.say(made.description)
             if made.mode != self.mode or made.library:
                 self.mode = made.mode
-                self.made(compile=made.mode, library=made.library)
+                self.made(compile=made.mode, **({"library": made.library} if made.library else {}))
         check_inputs(self._example, example)
 
     def step(self, minibatch: Tensor, coefficients: Coefficients, **how: int) -> Tensor:
