@@ -145,6 +145,22 @@ def test_the_pages_verdict_is_that_of_the_cells() -> None:
     assert "shipped values change to those per action.**" in page
 
 
+def test_question_b_is_told_by_fishers_test() -> None:
+    # The lady tasting tea (Fisher 1935): three of four cups against one of four.
+    assert mujoco.fisher((3, 4), (1, 4)) == pytest.approx(34 / 70)
+    assert mujoco.fisher((0, 20), (10, 20)) == pytest.approx(2 * 184756 / 847660528)
+    cells = mujoco.read_cells(FOLDER / "mujoco")
+    held, trpo = (values(cells, s, "hopper") for s in (mujoco.HELD_SMALL, mujoco.TRPO_SMALL))
+    assert len(held) == len(trpo) == 20
+    _, low, high = mujoco.log_ratio([held], [trpo])
+    assert low < 0 < high
+    few = [int((x <= 1500).sum()) for x in (held, trpo, values(cells, TRPO, "hopper"))]
+    assert mujoco.fisher((few[0], 20), (few[1], 20)) > 0.05
+    page = " ".join((FOLDER / "mujoco" / "README.md").read_text("utf-8").split())
+    assert "**B: open.** With KL(old||new) of .0105 and .0150 nats a frame neither loss" in page
+    assert f"trpo's runs with .01 per action {few[2]} of 10 fell, with .005 {few[1]} of 20" in page
+
+
 def test_the_presets_page_weighs_returns_per_cpu_second_as_the_cells_do() -> None:
     cells, told = mujoco.read_cells(FOLDER / "mujoco"), []
     for key in ("return", "cpu", None):
