@@ -77,11 +77,11 @@ class ControlSteps(Steps[Frames, Tensor]):
         return rows.split(size)
 
     def epoch(self, frames: Frames, coefficients: Coefficients) -> Tensor:
-        """Take a step on each minibatch; the kernel takes all in one call."""
+        """Take a step on each minibatch; the kernel takes all in one call, once it is prepared."""
+        if self._prepared is None or self.mode != "kernel":
+            return super().epoch(frames, coefficients)
         rows, size = self._shuffled(frames)
-        if self.mode == "kernel":
-            return self.step(rows, coefficients, batch=size)
-        return torch.stack([self.step(each, coefficients) for each in rows.split(size)])
+        return self.step(rows, coefficients, batch=size)
 
     def _prepare(self, example: tuple[Tensor, ...], columns: Columns) -> None:
         """Make the step at the first call; later, require minibatches of the same layout."""
