@@ -145,6 +145,23 @@ def test_the_pages_verdict_is_that_of_the_cells() -> None:
     assert "shipped values change to those per action.**" in page
 
 
+def test_question_a_is_judged_by_the_protocols_rule() -> None:
+    cells, told = mujoco.read_cells(FOLDER / "mujoco"), {}
+    for key in ("return", "training"):
+        of = [[values(cells, s, t, key) for t in TASKS] for s in (mujoco.SAME_SIZE, TRPO)]
+        assert {len(x) for each in of for x in each} == {10}
+        value, low, high = map(math.exp, mujoco.log_ratio(*of))
+        assert high < 1, "so klpen is neither superior nor excludes a loss of 5 %"
+        told[key] = f"{value:.2f} [{low:.2f}, {high:.2f}]".replace("0.", ".")
+    page, presets = (
+        " ".join((FOLDER.parent / name).read_text("utf-8").split())
+        for name in ("results/mujoco/README.md", "presets.md")
+    )
+    assert f"returns {told['return']} of trpo over the five tasks" in page
+    assert f"(in training {told['training']})" in page
+    assert f"`klpen` of trpo's size returns {told['return']} of it" in presets
+
+
 def test_question_b_is_told_by_fishers_test() -> None:
     # The lady tasting tea (Fisher 1935): three of four cups against one of four.
     assert mujoco.fisher((3, 4), (1, 4)) == pytest.approx(34 / 70)
