@@ -297,3 +297,27 @@ def test_the_first_package_of_a_cache_makes_no_precompiled_header(
     for name in "abc":
         compiled.build_package(problem, example, tmp_path / "update" / f"{name}.pt2")
     assert headers == [False, True, True]
+
+
+@pytest.mark.skipif(cxx() is None, reason="no C++ compiler")
+def test_an_epoch_is_the_learners_minibatches(settings) -> None:
+    """Equal order and steps as with a rule that reads each minibatch, whose rate cannot move."""
+    bounds = ("optim.lr_min=3e-4", "optim.lr_max=3e-4", "optim.lr=3e-4", "optim.lr_floor=3e-4")
+    apart, theirs, _ = learn(settings, "kernel", "optim.rate=kl_adaptive", *bounds)
+    whole, mine, told = learn(settings, "kernel", "optim.lr=3e-4", "optim.lr_floor=3e-4")
+    assert told[-1].startswith("update: kernel in C++, ")
+    assert torch.equal(whole, apart)
+    assert mine == theirs
+
+
+@pytest.mark.skipif(cxx() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("words", [("env=cartpole", "loss=clip"), ("actor=tanh_normal",)])
+def test_updates_in_the_kernel_are_those_of_eager_mode(words, settings) -> None:
+    """104 steps by the learner."""
+    eager, theirs, _ = learn(settings, "false", *words)
+    built, mine, told = learn(settings, "kernel", *words)
+    assert told[-1].startswith("update: kernel in C++, ")
+    assert not torch.equal(built, eager), "else this test could not tell one from the other"
+    torch.testing.assert_close(built, eager, rtol=1e-5, atol=2e-5)
+    for name in theirs:
+        assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name

@@ -155,21 +155,30 @@ CASES = {
 SIZES = [(1, [8], 1, 2), (400, [65, 9, 300], 20, 33), (17, [64, 64], 6, 600), (3, [64, 64], 1, 64)]
 
 
-def check(found: dict[str, float]) -> None:
-    limits = {"gradient": 1e-5, "exp_avg": 1e-5, "exp_avg_sq": 1e-5, "flat": 1e-5}
-    limits |= {"metrics": 1e-4, "change": 1e-3}  # a change has the rounding of float32 parameters
-    assert {k: v for k, v in found.items() if not v <= limits[k]} == {}
+#: A change of a parameter has the rounding of float32 parameters.
+LIMITS = {
+    **dict.fromkeys(("gradient", "exp_avg", "exp_avg_sq", "flat"), 1e-5),
+    **{"metrics": 1e-4, "change": 1e-3},
+}
 
 
-def try_sizes(case: str, settings, library: Path) -> None:
+def too_far(case: Case, library: Path) -> dict[str, float]:
+    return {k: v for k, v in case.apart(library).items() if not v <= LIMITS[k]}
+
+
+def tried(case: str, settings, library: Path) -> dict[str, float]:
+    """What is too far from torch at the first of SIZES where anything is."""
     words, family, ref = CASES[case]
-    for seed, sizes in enumerate(SIZES):
-        check(Case(settings, seed, *words, sizes=sizes, family=family, ref=ref).apart(library))
+    cases = (
+        Case(settings, seed, *words, sizes=sizes, family=family, ref=ref)
+        for seed, sizes in enumerate(SIZES)
+    )
+    return next(filter(None, (too_far(each, library) for each in cases)), {})
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_torchs_in_float64(case: str, settings, library) -> None:
-    try_sizes(case, settings, library)
+    assert tried(case, settings, library) == {}
 
 
 @pytest.mark.slow
@@ -177,7 +186,8 @@ def test_a_step_is_torchs_in_float64(case: str, settings, library) -> None:
 def test_a_step_of_any_size_is_torchs_in_float64(case: str, settings, library) -> None:
     words, family, ref = CASES[case]
     for seed in range(5):
-        check(Case(settings, seed, *words, family=family, ref=ref).apart(library))
+        drawn = Case(settings, seed, *words, family=family, ref=ref)
+        assert too_far(drawn, library) == {}
 
 
 #: What is wrong, in the source: text, its replacement, and a case that sees it.
@@ -192,10 +202,11 @@ MUTANTS = {
     "bias correction": ("expm1(*count * log(0.999))", "expm1(*count * log(0.9))", "klpen"),
     "count": ("*count += 1;", "", "klpen"),
     "transposed weight": (
-        "y.weight, y.in, 1, y.backward",
-        "y.weight, 1, y.out, y.backward",
+        "y.weight, y.in, false, y.backward",
+        "y.weight, y.out, true, y.backward",
         "klpen",
     ),
+    "turned block": ("i / 4 * ld + k + i % 4", "i % 4 * ld + k + i / 4", "klpen"),
     "a chunk's weights": (
         "backward(s, w, net, n, first > 0)",
         "backward(s, w, net, n, false)",
@@ -226,8 +237,7 @@ def test_a_wrong_kernel_is_seen(wrong: str, settings) -> None:
     source = kernel.SOURCE.read_text()
     assert source.count(text) == 1, "or the mutant is of another source"
     built = build(source.replace(text, other), "-O1")
-    with pytest.raises(AssertionError):
-        try_sizes(case, settings, built)
+    assert tried(case, settings, built)
 
 
 @pytest.mark.services
@@ -238,7 +248,7 @@ def test_other_vectors_compute_the_same(flags, settings) -> None:
         pytest.skip("the flags are of another processor")
     built = build(kernel.SOURCE.read_text(), *flags)
     for case in ("k2", "tanh_exact", "discrete_trpo"):
-        try_sizes(case, settings, built)
+        assert tried(case, settings, built) == {}
 
 
 @pytest.mark.parametrize(
@@ -299,28 +309,6 @@ def test_a_call_for_an_epoch_takes_the_steps_of_its_minibatches(ref, settings, l
     assert [len(part) for part in rows.chunk(4)] == [52, 52, 52, 51]
     assert torch.equal(step(*other, rows, coef, batch=52), torch.stack(apart))
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_an_epoch_is_the_learners_minibatches(settings) -> None:
-    """Equal order and steps as with a rule that reads each minibatch, whose rate cannot move."""
-    bounds = ("optim.lr_min=3e-4", "optim.lr_max=3e-4", "optim.lr=3e-4", "optim.lr_floor=3e-4")
-    apart, theirs, _ = learn(settings, "kernel", "optim.rate=kl_adaptive", *bounds)
-    whole, mine, told = learn(settings, "kernel", "optim.lr=3e-4", "optim.lr_floor=3e-4")
-    assert told[-1].startswith("update: kernel in C++, ")
-    assert torch.equal(whole, apart)
-    assert mine == theirs
-
-
-@pytest.mark.parametrize("words", [("env=cartpole", "loss=clip"), ("actor=tanh_normal",)])
-def test_updates_are_those_of_eager_mode(words, settings) -> None:
-    """104 steps by the learner."""
-    eager, theirs, _ = learn(settings, "false", *words)
-    built, mine, told = learn(settings, "kernel", *words)
-    assert told[-1].startswith("update: kernel in C++, ")
-    assert not torch.equal(built, eager), "else this test could not tell one from the other"
-    torch.testing.assert_close(built, eager, rtol=1e-5, atol=2e-5)
-    for name in theirs:
-        assert mine[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
 
 
 @pytest.mark.parametrize(

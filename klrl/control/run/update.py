@@ -96,7 +96,7 @@ class ControlSteps(Steps[Frames, Tensor]):
         check_inputs(self._example, example)
 
     def step(self, minibatch: Tensor, coefficients: Coefficients, **how: int) -> Tensor:
-        """Take a gradient step on rows [B, C]."""
+        """Take a gradient step on rows [B, C]; in the kernel, one on each ``batch`` of them."""
         assert self._prepared is not None
         if coefficients is not self._coefficients:  # copy changed coefficients to the device
             c = self._coefficients = coefficients
